@@ -1,0 +1,1 @@
+//! Benches and comparisons of tensortier.

@@ -1,0 +1,3 @@
+//! The `tensortier` program.
+
+fn main() {}

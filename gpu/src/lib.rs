@@ -1,0 +1,1 @@
+//! Devices of tensortier: memory, streams, copies; an emulated device.

@@ -1,0 +1,1 @@
+//! Exact, offloaded Adam and AdamW over the tensortier store.

@@ -1,0 +1,1 @@
+//! The object store of tensortier: memory, paths, placement, residency.
