@@ -1,0 +1,180 @@
+//! A pure allocator of byte ranges: best fit, lowest address first, neighbours merged at once.
+//! Used for frames of the arena and for extents of a segment.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+/// Hands out disjoint ranges of `0..size`. Not thread-safe; touches no memory.
+#[derive(Debug, Clone)]
+pub(crate) struct RangeAllocator {
+    by_start: BTreeMap<u64, u64>,
+    by_len: BTreeSet<(u64, u64)>,
+    free: u64,
+}
+
+impl RangeAllocator {
+    /// Returns an allocator in which all of `0..size` is free.
+    pub(crate) fn new(size: u64) -> Self {
+        let mut allocator =
+            RangeAllocator { by_start: BTreeMap::new(), by_len: BTreeSet::new(), free: 0 };
+        allocator.insert(0, size);
+        allocator.free = size;
+        allocator
+    }
+
+    /// Returns how much is free in all.
+    pub(crate) fn free(&self) -> u64 {
+        self.free
+    }
+
+    /// Returns the length of the longest free range.
+    pub(crate) fn largest_run(&self) -> u64 {
+        self.by_len.last().map_or(0, |(len, _)| *len)
+    }
+
+    /// Takes `len` from the shortest free range that holds it, or returns `None`.
+    pub(crate) fn take(&mut self, len: u64) -> Option<u64> {
+        let (run, start) = *self.by_len.range((len, 0)..).next()?;
+        self.cut(start, run, start, len);
+        Some(start)
+    }
+
+    /// Takes `len` from outside `avoid`, shortest fitting free part first, or returns `None`.
+    pub(crate) fn take_outside(&mut self, len: u64, avoid: &Range<u64>) -> Option<u64> {
+        if avoid.is_empty() {
+            return self.take(len);
+        }
+        let (run, start, at) = self.by_len.range((len, 0)..).find_map(|(run, start)| {
+            let end = start + run;
+            let below = start.saturating_add(len) <= avoid.start.max(*start).min(end);
+            let above = avoid.end.max(*start);
+            if *start >= avoid.end || end <= avoid.start || below {
+                Some((*run, *start, *start))
+            } else if above + len <= end {
+                Some((*run, *start, above))
+            } else {
+                None
+            }
+        })?;
+        self.cut(start, run, at, len);
+        Some(at)
+    }
+
+    /// Returns a range that was taken; it merges with free neighbours.
+    pub(crate) fn give(&mut self, start: u64, len: u64) {
+        if len == 0 {
+            return;
+        }
+        let (mut start, mut end) = (start, start + len);
+        self.free += len;
+        let before = self.by_start.range(..start).next_back().map(|(s, l)| (*s, *l));
+        if let Some((s, l)) = before {
+            debug_assert!(s + l <= start, "range {start}+{len} given twice");
+            if s + l == start {
+                self.remove(s, l);
+                start = s;
+            }
+        }
+        if let Some(l) = self.by_start.get(&end).copied() {
+            self.remove(end, l);
+            end += l;
+        }
+        self.insert(start, end - start);
+    }
+
+    /// Returns how much of `range` is free.
+    pub(crate) fn free_in(&self, range: &Range<u64>) -> u64 {
+        let first = self.by_start.range(..=range.start).next_back();
+        let rest =
+            self.by_start.range(range.start.saturating_add(1)..range.end.max(range.start + 1));
+        first
+            .into_iter()
+            .chain(rest)
+            .map(|(start, len)| {
+                (start + len).min(range.end).saturating_sub((*start).max(range.start))
+            })
+            .sum()
+    }
+
+    fn cut(&mut self, start: u64, run: u64, at: u64, len: u64) {
+        self.remove(start, run);
+        self.insert(start, at - start);
+        self.insert(at + len, start + run - at - len);
+        self.free -= len;
+    }
+
+    fn insert(&mut self, start: u64, len: u64) {
+        if len > 0 {
+            self.by_start.insert(start, len);
+            self.by_len.insert((len, start));
+        }
+    }
+
+    fn remove(&mut self, start: u64, len: u64) {
+        self.by_start.remove(&start);
+        self.by_len.remove(&(len, start));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// The specification: one flag per unit.
+    fn check(size: usize, steps: &[(u8, u64)]) {
+        let mut allocator = RangeAllocator::new(size as u64);
+        let mut taken = vec![false; size];
+        let mut held: Vec<(u64, u64)> = Vec::new();
+        for (kind, value) in steps {
+            let len = value % 9 + 1;
+            match kind % 3 {
+                0 | 1 => {
+                    let avoid = (value / 9) % size as u64..(value / 9) % size as u64 + value % 7;
+                    let got = if *kind == 0 {
+                        allocator.take(len)
+                    } else {
+                        allocator.take_outside(len, &avoid)
+                    };
+                    let fits = (0..size.saturating_sub(len as usize - 1)).any(|at| {
+                        (at..at + len as usize)
+                            .all(|i| !taken[i] && (*kind == 0 || !avoid.contains(&(i as u64))))
+                    });
+                    assert_eq!(got.is_some(), fits, "{kind} {len} {avoid:?} {taken:?}");
+                    if let Some(at) = got {
+                        for i in at..at + len {
+                            assert!(!taken[i as usize]);
+                            assert!(*kind == 0 || !avoid.contains(&i));
+                            taken[i as usize] = true;
+                        }
+                        held.push((at, len));
+                    }
+                }
+                _ if !held.is_empty() => {
+                    let (at, len) = held.swap_remove(*value as usize % held.len());
+                    allocator.give(at, len);
+                    taken[at as usize..(at + len) as usize].fill(false);
+                }
+                _ => {}
+            }
+            let free = taken.iter().filter(|t| !**t).count() as u64;
+            assert_eq!(allocator.free(), free);
+            let longest = taken.split(|t| *t).map(<[bool]>::len).max().unwrap_or(0) as u64;
+            assert_eq!(allocator.largest_run(), longest);
+            let part = value % 20..value % 20 + 13;
+            let expect =
+                taken.iter().enumerate().filter(|(i, t)| part.contains(&(*i as u64)) && !**t);
+            assert_eq!(allocator.free_in(&part), expect.count() as u64);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn agrees_with_a_map_of_flags(
+            size in 1usize..60,
+            steps in prop::collection::vec((0u8..3, 0u64..10_000), 0..80),
+        ) {
+            check(size, &steps);
+        }
+    }
+}

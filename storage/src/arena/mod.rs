@@ -1,0 +1,220 @@
+//! The host memory of a store: one region of a strict budget, never returned before close, from
+//! which chunks take contiguous frames of 4 KiB granules.
+
+mod allocator;
+mod frame;
+mod region;
+
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+use crate::error::{Error, Result};
+use crate::sync::{AtomicBool, Mutex, Ordering};
+use crate::units::Bytes;
+
+pub(crate) use allocator::RangeAllocator;
+pub use frame::{FillGuard, FrameMut, FrameRef, FrameSlice, FrameSliceMut};
+use region::Region;
+
+/// The unit of host memory and of path space: frames and extents are whole granules.
+pub const GRANULE: u64 = 4096;
+
+/// Rounds `bytes` up to whole granules.
+pub const fn granules_up(bytes: u64) -> u64 {
+    bytes.div_ceil(GRANULE) * GRANULE
+}
+
+/// The host arena of one store. Clones share it; frames keep it alive.
+#[derive(Clone)]
+pub struct Arena(Arc<Shared>);
+
+struct Shared {
+    region: Region,
+    state: Mutex<State>,
+    /// Set while somebody waits for memory; then `freed` is called after each frame comes back.
+    starving: AtomicBool,
+    freed: OnceLock<Box<dyn Fn() + Send + Sync>>,
+}
+
+#[derive(Debug)]
+struct State {
+    ranges: RangeAllocator,
+    /// Committed bytes, always a prefix of the region.
+    committed: u64,
+    /// Committed bytes that the kernel agreed to lock.
+    locked: u64,
+}
+
+/// How the arena stands, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ArenaUse {
+    /// The strict budget.
+    pub budget: u64,
+    /// What has been committed so far; never shrinks.
+    pub committed: u64,
+    /// Of that, what is locked in memory.
+    pub locked: u64,
+    /// What frames hold.
+    pub in_use: u64,
+    /// The longest run that one frame could take.
+    pub largest_run: u64,
+}
+
+impl Arena {
+    /// Reserves address space for `budget_bytes` (whole granules); memory is committed on need.
+    ///
+    /// # Errors
+    /// [`Error::Config`] below one granule, [`Error::System`] when the system has no address space.
+    pub fn new(budget_bytes: u64) -> Result<Self> {
+        let budget = budget_bytes / GRANULE * GRANULE;
+        if budget == 0 {
+            return Err(Error::Config {
+                what: format!("host budget of {}", Bytes(budget_bytes)),
+                why: String::from("at least 4 KiB are needed"),
+            });
+        }
+        let region = Region::reserve(budget)?;
+        let state = State { ranges: RangeAllocator::new(budget), committed: 0, locked: 0 };
+        Ok(Arena(Arc::new(Shared {
+            region,
+            state: Mutex::new(state),
+            starving: AtomicBool::new(false),
+            freed: OnceLock::new(),
+        })))
+    }
+
+    /// Sets what is called after a frame came back while [`Arena::set_starving`] is on. Only the
+    /// first call counts.
+    pub(crate) fn on_freed(&self, call: impl Fn() + Send + Sync + 'static) {
+        let _ = self.0.freed.set(Box::new(call));
+    }
+
+    /// Says whether somebody waits for memory.
+    pub(crate) fn set_starving(&self, starving: bool) {
+        self.0.starving.store(starving, Ordering::SeqCst);
+    }
+
+    /// Returns a frame of `bytes` (its bytes are whatever was there before, its padding zero), or
+    /// `None` when no free run is long enough. Commits memory on first use; never waits.
+    ///
+    /// # Errors
+    /// [`Error::System`] when the system refuses memory that the budget allows.
+    pub fn try_alloc(&self, bytes: u64) -> Result<Option<FrameMut>> {
+        self.alloc_with(bytes, |ranges, len| ranges.take(len))
+    }
+
+    /// As [`Arena::try_alloc`], but nothing inside the byte range `avoid` is handed out.
+    pub(crate) fn try_alloc_avoiding(
+        &self,
+        bytes: u64,
+        avoid: std::ops::Range<u64>,
+    ) -> Result<Option<FrameMut>> {
+        self.alloc_with(bytes, |ranges, len| ranges.take_outside(len, &avoid))
+    }
+
+    fn alloc_with(
+        &self,
+        bytes: u64,
+        take: impl FnOnce(&mut RangeAllocator, u64) -> Option<u64>,
+    ) -> Result<Option<FrameMut>> {
+        let padded = granules_up(bytes.max(1));
+        let mut state = self.0.state.lock();
+        let Some(start) = take(&mut state.ranges, padded) else {
+            return Ok(None);
+        };
+        if let Err(error) = self.commit_to(&mut state, start + padded) {
+            state.ranges.give(start, padded);
+            return Err(error);
+        }
+        drop(state);
+        Ok(Some(FrameMut::new(self.clone(), start, bytes)))
+    }
+
+    /// Commits pieces until the first `end` bytes are usable.
+    fn commit_to(&self, state: &mut State, end: u64) -> Result<()> {
+        while state.committed < end {
+            let piece = Region::PIECE_BYTES.min(self.0.region.bytes() - state.committed);
+            let locked = self.0.region.commit(state.committed, piece)?;
+            state.committed += piece;
+            state.locked += if locked { piece } else { 0 };
+        }
+        Ok(())
+    }
+
+    /// Gives a frame's range back; only a dropped frame calls it.
+    fn give(&self, start: u64, padded: u64) {
+        self.0.state.lock().ranges.give(start, padded);
+        if self.0.starving.load(Ordering::SeqCst)
+            && let Some(call) = self.0.freed.get()
+        {
+            call();
+        }
+    }
+
+    fn region(&self) -> &Region {
+        &self.0.region
+    }
+
+    /// Returns how the arena stands now.
+    pub fn usage(&self) -> ArenaUse {
+        let state = self.0.state.lock();
+        let budget = self.0.region.bytes();
+        ArenaUse {
+            budget,
+            committed: state.committed,
+            locked: state.locked,
+            in_use: budget - state.ranges.free(),
+            largest_run: state.ranges.largest_run(),
+        }
+    }
+}
+
+impl fmt::Debug for Arena {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Arena").field(&self.usage()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_take_and_return_the_budget() {
+        let arena = Arena::new(10 * GRANULE + 100).unwrap();
+        assert_eq!(arena.usage().budget, 10 * GRANULE);
+        let frames: Vec<_> =
+            (0..5).map(|_| arena.try_alloc(GRANULE + 1).unwrap().unwrap()).collect();
+        assert_eq!(arena.usage().in_use, 10 * GRANULE);
+        assert!(arena.try_alloc(1).unwrap().is_none());
+        drop(frames);
+        assert_eq!(arena.usage().in_use, 0);
+        assert_eq!(arena.try_alloc(10 * GRANULE).unwrap().unwrap().len(), 10 * 4096);
+        assert!(Arena::new(4095).is_err());
+    }
+
+    #[test]
+    fn a_starving_arena_tells_of_freed_frames() {
+        let arena = Arena::new(GRANULE).unwrap();
+        let told = Arc::new(AtomicBool::new(false));
+        let seen = Arc::clone(&told);
+        arena.on_freed(move || seen.store(true, Ordering::SeqCst));
+        drop(arena.try_alloc(1).unwrap());
+        assert!(!told.load(Ordering::SeqCst));
+        arena.set_starving(true);
+        drop(arena.try_alloc(1).unwrap());
+        assert!(told.load(Ordering::SeqCst));
+    }
+
+    #[test]
+    fn memory_is_committed_in_pieces_and_frames_may_cross_them() {
+        let arena = Arena::new(Region::PIECE_BYTES * 2).unwrap();
+        assert_eq!(arena.usage().committed, 0);
+        let _first = arena.try_alloc(Region::PIECE_BYTES - GRANULE).unwrap().unwrap();
+        assert_eq!(arena.usage().committed, Region::PIECE_BYTES);
+        let mut across = arena.try_alloc(2 * GRANULE).unwrap().unwrap();
+        across.fill(7);
+        assert_eq!(arena.usage().committed, 2 * Region::PIECE_BYTES);
+        assert!(across.iter().all(|byte| *byte == 7));
+    }
+}
