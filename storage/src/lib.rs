@@ -7,8 +7,12 @@
 
 pub mod arena;
 pub mod clock;
+pub mod codec;
 pub mod dtype;
 pub mod error;
 pub mod id;
-pub mod sync;
+pub mod metrics;
+pub mod schedule;
+mod sync;
+pub mod ticket;
 pub mod units;

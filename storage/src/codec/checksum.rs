@@ -1,0 +1,73 @@
+//! Checksums per block: taken when a chunk is written, compared when it is read back.
+
+use twox_hash::XxHash3_64;
+
+use super::block::blocks;
+
+/// The xxh3-64 checksums of a chunk's blocks, in order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Checksums(Box<[u64]>);
+
+/// The first block whose bytes are not those that were written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mismatch {
+    /// The block's index in the chunk.
+    pub block: u32,
+    /// The checksum taken at the write.
+    pub expected: u64,
+    /// The checksum of what was read.
+    pub actual: u64,
+}
+
+impl Checksums {
+    /// Returns the checksums of `bytes`; one pass over memory.
+    pub fn of(bytes: &[u8]) -> Self {
+        Checksums(blocks(bytes).map(XxHash3_64::oneshot).collect())
+    }
+
+    /// Checks `bytes` against these checksums; one pass over memory.
+    ///
+    /// # Errors
+    /// The first block that differs. A block too many or too few differs too.
+    pub fn verify(&self, bytes: &[u8]) -> Result<(), Mismatch> {
+        let mut expected = self.0.iter().copied();
+        let mut index = 0;
+        for block in blocks(bytes) {
+            let (expected, actual) = (expected.next(), XxHash3_64::oneshot(block));
+            if expected != Some(actual) {
+                return Err(Mismatch { block: index, expected: expected.unwrap_or(0), actual });
+            }
+            index += 1;
+        }
+        expected
+            .next()
+            .map_or(Ok(()), |expected| Err(Mismatch { block: index, expected, actual: 0 }))
+    }
+
+    /// Returns how much memory these checksums take, in bytes.
+    pub fn memory_bytes(&self) -> u64 {
+        size_of_val(&*self.0) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::codec::BLOCK_BYTES;
+
+    #[test]
+    fn every_flipped_byte_is_found_in_its_block() {
+        let mut bytes: Vec<u8> = (0..BLOCK_BYTES * 2 + 77).map(|i| (i * 7) as u8).collect();
+        let sums = Checksums::of(&bytes);
+        assert_eq!(sums.verify(&bytes), Ok(()));
+        for at in (0..bytes.len()).step_by(10_007) {
+            bytes[at] ^= 0x10;
+            assert_eq!(sums.verify(&bytes).unwrap_err().block as usize, at / BLOCK_BYTES);
+            bytes[at] ^= 0x10;
+        }
+        assert_eq!(sums.verify(&bytes[..BLOCK_BYTES]).unwrap_err().block, 1);
+        bytes.extend([0; BLOCK_BYTES]);
+        assert_eq!(sums.verify(&bytes).unwrap_err().block, 2);
+        assert_eq!(Checksums::of(&[]).verify(&[]), Ok(()));
+    }
+}

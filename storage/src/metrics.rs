@@ -1,0 +1,78 @@
+//! Counters of a store: what was asked for, what moved, what was spared. They only grow.
+
+use crate::sync::{AtomicU64, Ordering};
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
+        /// The counters, shared by all threads of a store.
+        #[derive(Debug, Default)]
+        pub(crate) struct Counters { $(pub(crate) $name: Counter),* }
+
+        /// The counters at one moment.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+        #[non_exhaustive]
+        pub struct CounterValues { $($(#[$doc])* pub $name: u64),* }
+
+        impl Counters {
+            /// Reads all counters. Each is exact; together they are one moment only when the store rests.
+            pub(crate) fn read(&self) -> CounterValues {
+                CounterValues { $($name: self.$name.get()),* }
+            }
+        }
+
+        impl CounterValues {
+            /// Returns what was counted since `earlier`.
+            #[must_use]
+            pub fn since(&self, earlier: &CounterValues) -> CounterValues {
+                CounterValues { $($name: self.$name.wrapping_sub(earlier.$name)),* }
+            }
+        }
+    };
+}
+
+counters! {
+    /// Leases granted on a chunk that was in memory when it was asked for.
+    hits,
+    /// Leases that had to wait for a chunk to come from a path.
+    misses,
+    /// Chunks whose reading from a path was begun.
+    loads,
+    /// Their logical bytes.
+    load_bytes,
+    /// Chunks never written before, made of zeros without I/O.
+    zero_fills,
+    /// Chunks whose writing to a path was decided; a chunk leased again in time is taken back.
+    write_backs,
+    /// Their logical bytes.
+    write_back_bytes,
+    /// Chunks whose write to a path was completed.
+    written,
+    /// Their logical bytes.
+    written_bytes,
+    /// Writes that failed on one path and were placed on another.
+    replaced,
+    /// Chunks that left memory.
+    evictions,
+    /// Chunks moved inside the arena to make a longer free run.
+    moves,
+    /// Bytes of those chunks.
+    moved_bytes,
+}
+
+/// One counter.
+#[derive(Debug, Default)]
+pub(crate) struct Counter(AtomicU64);
+
+impl Counter {
+    pub(crate) fn add(&self, n: u64) {
+        self.0.fetch_add(n, Ordering::Relaxed);
+    }
+
+    pub(crate) fn take_back(&self, n: u64) {
+        self.0.fetch_sub(n, Ordering::Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,214 @@
+//! The one ticket type: a result that comes later. It can be waited for, waited for with a limit,
+//! awaited on any executor, or dropped; dropping abandons the answer, never the memory under it.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, Result};
+use crate::sync::{Condvar, Mutex};
+
+/// A result that comes later. `wait` blocks; as a [`Future`] it runs on any executor.
+#[must_use = "dropping a ticket abandons its answer"]
+pub struct Ticket<T>(Arc<Shared<T>>);
+
+/// The other end of a [`Ticket`]. Dropped without an answer, it answers [`Error::Closed`].
+pub(crate) struct Completer<T>(Arc<Shared<T>>);
+
+struct Shared<T> {
+    slot: Mutex<Slot<T>>,
+    ready: Condvar,
+}
+
+struct Slot<T> {
+    answer: Option<Result<T>>,
+    waker: Option<Waker>,
+    answered: bool,
+    abandoned: bool,
+}
+
+/// Returns a ticket and what answers it.
+pub(crate) fn ticket<T>() -> (Completer<T>, Ticket<T>) {
+    let slot = Slot { answer: None, waker: None, answered: false, abandoned: false };
+    let shared = Arc::new(Shared { slot: Mutex::new(slot), ready: Condvar::new() });
+    (Completer(Arc::clone(&shared)), Ticket(shared))
+}
+
+impl<T> Ticket<T> {
+    /// Returns a ticket that is answered already.
+    pub(crate) fn answered(answer: Result<T>) -> Self {
+        let (completer, ticket) = ticket();
+        completer.complete(answer);
+        ticket
+    }
+
+    /// Blocks until the answer is there and returns it.
+    ///
+    /// # Errors
+    /// Whatever the operation failed with; [`Error::Closed`] if the store went away.
+    pub fn wait(self) -> Result<T> {
+        let mut slot = self.0.slot.lock();
+        loop {
+            if let Some(answer) = slot.answer.take() {
+                return answer;
+            }
+            self.0.ready.wait(&mut slot);
+        }
+    }
+
+    /// Blocks at most `limit`; returns the answer, or the ticket if none is there yet.
+    ///
+    /// # Errors
+    /// The ticket itself, to wait again.
+    pub fn wait_timeout(self, limit: Duration) -> std::result::Result<Result<T>, Self> {
+        let deadline = Instant::now() + limit;
+        let mut slot = self.0.slot.lock();
+        loop {
+            if let Some(answer) = slot.answer.take() {
+                return Ok(answer);
+            }
+            if self.0.ready.wait_until(&mut slot, deadline).timed_out() {
+                let answer = slot.answer.take();
+                drop(slot);
+                return answer.ok_or(self);
+            }
+        }
+    }
+
+    /// Returns whether the answer is there.
+    pub fn is_ready(&self) -> bool {
+        self.0.slot.lock().answer.is_some()
+    }
+}
+
+impl<T> Future for Ticket<T> {
+    type Output = Result<T>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut slot = self.0.slot.lock();
+        match slot.answer.take() {
+            Some(answer) => Poll::Ready(answer),
+            None => {
+                slot.waker = Some(cx.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+}
+
+impl<T> Drop for Ticket<T> {
+    fn drop(&mut self) {
+        // An answer may own a lease, whose drop takes other locks: it goes after ours is free.
+        let answer = {
+            let mut slot = self.0.slot.lock();
+            slot.abandoned = true;
+            slot.answer.take()
+        };
+        drop(answer);
+    }
+}
+
+impl<T> Completer<T> {
+    /// Gives the answer. If the ticket was dropped the answer is dropped here.
+    pub(crate) fn complete(self, answer: Result<T>) {
+        self.answer(answer);
+    }
+
+    /// Returns whether nobody will ever take the answer.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.0.slot.lock().abandoned
+    }
+
+    fn answer(&self, answer: Result<T>) {
+        let mut slot = self.0.slot.lock();
+        slot.answered = true;
+        if slot.abandoned {
+            drop(slot);
+            drop(answer);
+            return;
+        }
+        slot.answer = Some(answer);
+        let waker = slot.waker.take();
+        drop(slot);
+        self.0.ready.notify_all();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+impl<T> Drop for Completer<T> {
+    fn drop(&mut self) {
+        if !self.0.slot.lock().answered {
+            self.answer(Err(Error::Closed));
+        }
+    }
+}
+
+impl<T> fmt::Debug for Ticket<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Ticket(ready: {})", self.is_ready())
+    }
+}
+
+impl<T> fmt::Debug for Completer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Completer")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::thread;
+
+    #[test]
+    fn an_answer_reaches_a_waiter_on_another_thread() {
+        let (completer, ticket) = ticket();
+        let waiter = thread::spawn(move || ticket.wait());
+        completer.complete(Ok(5));
+        assert_eq!(waiter.join().unwrap().unwrap(), 5);
+    }
+
+    #[test]
+    fn a_limited_wait_gives_the_ticket_back() {
+        let (completer, ticket) = ticket::<u8>();
+        let ticket = ticket.wait_timeout(Duration::from_millis(1)).unwrap_err();
+        completer.complete(Ok(1));
+        assert_eq!(ticket.wait_timeout(Duration::ZERO).unwrap().unwrap(), 1);
+    }
+
+    #[test]
+    fn a_dropped_completer_answers_closed_and_a_dropped_ticket_drops_the_answer() {
+        let (completer, ticket1) = ticket::<u8>();
+        drop(completer);
+        assert!(matches!(ticket1.wait(), Err(Error::Closed)));
+        let (completer, ticket2) = ticket::<Arc<()>>();
+        let value = Arc::new(());
+        drop(ticket2);
+        assert!(completer.is_abandoned());
+        completer.complete(Ok(Arc::clone(&value)));
+        assert_eq!(Arc::strong_count(&value), 1);
+    }
+
+    #[test]
+    fn a_ticket_is_a_future() {
+        struct Flag(Mutex<bool>);
+        impl std::task::Wake for Flag {
+            fn wake(self: Arc<Self>) {
+                *self.0.lock() = true;
+            }
+        }
+        let flag = Arc::new(Flag(Mutex::new(false)));
+        let waker = Waker::from(Arc::clone(&flag));
+        let mut cx = Context::from_waker(&waker);
+        let (completer, mut ticket) = ticket();
+        assert!(Pin::new(&mut ticket).poll(&mut cx).is_pending());
+        completer.complete(Ok(3));
+        assert!(*flag.0.lock());
+        assert!(matches!(Pin::new(&mut ticket).poll(&mut cx), Poll::Ready(Ok(3))));
+    }
+}
