@@ -12,6 +12,7 @@ pub mod dtype;
 pub mod error;
 pub mod id;
 pub mod metrics;
+mod residency;
 pub mod schedule;
 mod sync;
 pub mod ticket;

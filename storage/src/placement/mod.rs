@@ -1,0 +1,5 @@
+//! Which path gets a chunk's bytes.
+
+mod whole;
+
+pub(crate) use whole::Whole;

@@ -1,0 +1,457 @@
+//! The residency of one chunk as a pure state machine: events in, what to do out. It decides who
+//! may hold the chunk, when it must be loaded, written, or dropped; it moves nothing itself.
+
+use crate::id::Version;
+
+/// What a lease wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Mode {
+    /// Shared, to read.
+    Read,
+    /// Exclusive, to write.
+    Write,
+}
+
+/// The host copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub(crate) enum Host {
+    #[default]
+    None,
+    /// A frame is wanted or being filled.
+    Filling,
+    /// The newest version is in memory.
+    Valid,
+}
+
+/// The write-back of a chunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub(crate) enum Drain {
+    #[default]
+    None,
+    /// Decided; a lease may still take it back.
+    Queued,
+    /// The bytes of this version are on their way to a path.
+    Active(Version),
+}
+
+/// Whether the chunk is to leave memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub(crate) enum Leaving {
+    #[default]
+    No,
+    /// To make room; a new lease before the write-back starts keeps it.
+    IfUnused,
+    /// By a declared schedule: a lease to write waits until it has left and loads it again, so that
+    /// what is read and written does not depend on timing.
+    ForGood,
+}
+
+/// The state of one chunk.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub(crate) struct Residency {
+    pub(crate) host: Host,
+    pub(crate) readers: u32,
+    pub(crate) writer: bool,
+    pub(crate) drain: Drain,
+    pub(crate) leaving: Leaving,
+    /// The version of the newest contents; 0 was never written and reads as zeros.
+    pub(crate) newest: Version,
+    /// The version of the copy on a path.
+    pub(crate) stored: Option<Version>,
+    pub(crate) deleted: bool,
+}
+
+/// The answer to a wish for a lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lease {
+    /// It is granted. `rescued` says that a queued write-back was taken back.
+    Granted { rescued: bool },
+    /// It must wait for an event.
+    Wait,
+    /// It must wait, and the chunk must be loaded.
+    Load,
+    /// The object was deleted.
+    Gone,
+}
+
+/// The answer to a wish that the chunk leave memory or be written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Evict {
+    /// Its frame is free now.
+    Dropped,
+    /// It must be written first.
+    WriteBack,
+    /// A write-back is under way already.
+    UnderWay,
+    /// Leases hold it, or it is being filled.
+    Held,
+    /// It is not in memory, or (for a flush) not dirty.
+    Nothing,
+}
+
+/// What follows from the end of a lease or of a write-back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum After {
+    /// Nothing but waking whoever waits.
+    Stay,
+    /// The chunk shall leave and is dirty: its write-back is queued.
+    WriteBack,
+    /// The frame is free.
+    Drop,
+}
+
+impl Residency {
+    /// Returns whether memory holds something no path has.
+    pub(crate) fn dirty(&self) -> bool {
+        self.host == Host::Valid && self.newest != Version(0) && self.stored != Some(self.newest)
+    }
+
+    /// Returns whether a lease holds the chunk.
+    pub(crate) fn leased(&self) -> bool {
+        self.writer || self.readers > 0
+    }
+
+    /// Returns whether the frame lies still: nobody reads, writes, fills or drains it.
+    pub(crate) fn at_rest(&self) -> bool {
+        self.host == Host::Valid && !self.leased() && !matches!(self.drain, Drain::Active(_))
+    }
+
+    /// A lease is wanted; `queued` says that others wait already (they go first).
+    pub(crate) fn lease(&mut self, mode: Mode, queued: bool) -> Lease {
+        if self.deleted {
+            return Lease::Gone;
+        }
+        match self.host {
+            Host::None => {
+                self.host = Host::Filling;
+                return Lease::Load;
+            }
+            Host::Filling => return Lease::Wait,
+            Host::Valid if queued || self.writer => return Lease::Wait,
+            Host::Valid => {}
+        }
+        let rescued = self.leaving == Leaving::IfUnused && self.drain == Drain::Queued;
+        let draining = self.drain != Drain::None && !rescued;
+        let busy = self.readers > 0 || draining || self.leaving == Leaving::ForGood;
+        if mode == Mode::Write && busy {
+            return Lease::Wait;
+        }
+        if rescued {
+            self.drain = Drain::None;
+        }
+        if self.leaving == Leaving::IfUnused {
+            self.leaving = Leaving::No;
+        }
+        match mode {
+            Mode::Read => self.readers += 1,
+            Mode::Write => self.writer = true,
+        }
+        Lease::Granted { rescued }
+    }
+
+    /// A shared lease ended.
+    pub(crate) fn unlease_read(&mut self) -> After {
+        self.readers -= 1;
+        self.after()
+    }
+
+    /// An exclusive lease ended; `changed` says that the bytes are new.
+    pub(crate) fn unlease_write(&mut self, changed: bool) -> After {
+        self.writer = false;
+        if changed {
+            self.newest.0 += 1;
+        }
+        self.after()
+    }
+
+    /// A prefetch wants the chunk; returns whether it must be loaded.
+    pub(crate) fn prefetch(&mut self) -> bool {
+        let load = self.host == Host::None && !self.deleted;
+        if load {
+            self.host = Host::Filling;
+        }
+        load
+    }
+
+    /// The frame was filled, or could not be.
+    pub(crate) fn filled(&mut self, ok: bool) -> After {
+        self.host = if ok { Host::Valid } else { Host::None };
+        self.after()
+    }
+
+    /// New contents were put in a frame that was not filled from a path.
+    pub(crate) fn put(&mut self) {
+        self.host = Host::Valid;
+        self.newest.0 += 1;
+    }
+
+    /// The chunk shall leave memory.
+    pub(crate) fn evict(&mut self, leaving: Leaving) -> Evict {
+        match self.host {
+            _ if self.deleted => return Evict::Nothing,
+            Host::None => return Evict::Nothing,
+            Host::Filling => return Evict::Held,
+            Host::Valid if self.leased() && leaving == Leaving::IfUnused => return Evict::Held,
+            Host::Valid => {}
+        }
+        self.leaving = leaving;
+        let under_way = self.drain != Drain::None;
+        match self.after() {
+            After::Drop => Evict::Dropped,
+            After::WriteBack => Evict::WriteBack,
+            After::Stay if under_way => Evict::UnderWay,
+            After::Stay => Evict::Held,
+        }
+    }
+
+    /// The newest version shall be on a path; the chunk may stay in memory.
+    pub(crate) fn flush(&mut self) -> Evict {
+        match self.drain {
+            _ if self.deleted => Evict::Nothing,
+            Drain::Queued | Drain::Active(_) => {
+                // From now on a lease must not take this write-back back.
+                if self.leaving == Leaving::IfUnused {
+                    self.leaving = Leaving::No;
+                }
+                Evict::UnderWay
+            }
+            Drain::None if self.writer => Evict::Held,
+            Drain::None if self.dirty() => {
+                self.drain = Drain::Queued;
+                Evict::WriteBack
+            }
+            Drain::None => Evict::Nothing,
+        }
+    }
+
+    /// A queued write-back comes to its turn; returns the version to write, or `None` if it was
+    /// taken back.
+    pub(crate) fn start_drain(&mut self) -> Option<Version> {
+        let start = self.drain == Drain::Queued && !self.deleted;
+        start.then(|| {
+            self.drain = Drain::Active(self.newest);
+            self.newest
+        })
+    }
+
+    /// A write-back ended. After a failure the chunk stays in memory, still dirty.
+    pub(crate) fn drained(&mut self, ok: bool) -> After {
+        if let Drain::Active(version) = self.drain {
+            self.drain = Drain::None;
+            if ok {
+                self.stored = Some(version);
+            } else {
+                self.leaving = Leaving::No;
+            }
+        }
+        self.after()
+    }
+
+    /// The object was deleted or replaced: leases keep their bytes, nobody gets new ones.
+    pub(crate) fn delete(&mut self) -> After {
+        self.deleted = true;
+        if self.drain == Drain::Queued {
+            self.drain = Drain::None;
+        }
+        self.after()
+    }
+
+    fn after(&mut self) -> After {
+        let wanted_out = self.deleted || self.leaving != Leaving::No;
+        if !wanted_out || self.host != Host::Valid || self.drain != Drain::None || self.writer {
+            return After::Stay;
+        }
+        if self.dirty() && !self.deleted {
+            self.drain = Drain::Queued;
+            return After::WriteBack;
+        }
+        if self.readers > 0 {
+            return After::Stay;
+        }
+        self.host = Host::None;
+        self.leaving = Leaving::No;
+        After::Drop
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[derive(Debug, Clone, Copy)]
+    enum Event {
+        Lease(Mode),
+        Prefetch,
+        UnleaseRead,
+        UnleaseWrite(bool),
+        Filled(bool),
+        Evict(Leaving),
+        Flush,
+        StartDrain,
+        Drained(bool),
+        Delete,
+    }
+
+    const EVENTS: [Event; 15] = [
+        Event::Lease(Mode::Read),
+        Event::Lease(Mode::Write),
+        Event::Prefetch,
+        Event::UnleaseRead,
+        Event::UnleaseWrite(true),
+        Event::UnleaseWrite(false),
+        Event::Filled(true),
+        Event::Filled(false),
+        Event::Evict(Leaving::IfUnused),
+        Event::Evict(Leaving::ForGood),
+        Event::Flush,
+        Event::StartDrain,
+        Event::Drained(true),
+        Event::Drained(false),
+        Event::Delete,
+    ];
+
+    /// Whether the world can produce the event in this state.
+    fn possible(state: &Residency, event: Event) -> bool {
+        match event {
+            Event::Lease(Mode::Read) => state.readers < 2,
+            Event::Lease(_) | Event::Prefetch | Event::Evict(_) | Event::Flush => true,
+            Event::UnleaseRead => state.readers > 0,
+            Event::UnleaseWrite(_) => state.writer && state.newest < Version(3),
+            Event::Filled(_) => state.host == Host::Filling,
+            Event::StartDrain => true,
+            Event::Drained(_) => matches!(state.drain, Drain::Active(_)),
+            Event::Delete => !state.deleted,
+        }
+    }
+
+    /// Applies an event and checks what it says against what it did.
+    fn apply(state: &Residency, event: Event) -> Residency {
+        let (old, mut new) = (state.clone(), state.clone());
+        let dropped = match event {
+            Event::Lease(mode) => {
+                match new.lease(mode, false) {
+                    Lease::Granted { rescued } => {
+                        assert_eq!(old.host, Host::Valid);
+                        assert!(!old.writer && !old.deleted);
+                        assert!(mode == Mode::Read || old.readers == 0);
+                        assert!(mode == Mode::Read || !matches!(old.drain, Drain::Active(_)));
+                        assert_eq!(rescued, old.drain == Drain::Queued && new.drain == Drain::None);
+                    }
+                    Lease::Load => assert_eq!((old.host, new.host), (Host::None, Host::Filling)),
+                    Lease::Wait => assert_eq!(old, new),
+                    Lease::Gone => assert!(old.deleted),
+                }
+                false
+            }
+            Event::Prefetch => {
+                assert_eq!(new.prefetch(), old.host == Host::None && !old.deleted);
+                false
+            }
+            Event::UnleaseRead => new.unlease_read() == After::Drop,
+            Event::UnleaseWrite(changed) => new.unlease_write(changed) == After::Drop,
+            Event::Filled(ok) => new.filled(ok) == After::Drop,
+            Event::Evict(leaving) => new.evict(leaving) == Evict::Dropped,
+            Event::Flush => {
+                let answer = new.flush();
+                assert!(answer != Evict::Nothing || !old.dirty() || old.deleted);
+                false
+            }
+            Event::StartDrain => {
+                assert_eq!(new.start_drain().is_some(), old.drain == Drain::Queued);
+                false
+            }
+            Event::Drained(ok) => new.drained(ok) == After::Drop,
+            Event::Delete => new.delete() == After::Drop,
+        };
+        let left = old.host == Host::Valid && new.host == Host::None;
+        let filled_and_gone = matches!(event, Event::Filled(true)) && new.host == Host::None;
+        assert_eq!(dropped, left || filled_and_gone, "{old:?} {event:?}");
+        new
+    }
+
+    fn check(state: &Residency, event: Event, old: &Residency) {
+        assert!(!(state.writer && state.readers > 0), "{old:?} {event:?}");
+        assert!(!(state.writer && state.drain != Drain::None), "{old:?} {event:?}");
+        assert!(!state.leased() || state.host == Host::Valid, "{old:?} {event:?}");
+        // Nothing newest is ever lost: only a deleted or stored (or never written) chunk leaves.
+        let left = old.host == Host::Valid && state.host == Host::None;
+        assert!(
+            !left
+                || old.deleted
+                || state.deleted
+                || !{
+                    let mut was = state.clone();
+                    was.host = Host::Valid;
+                    was.dirty()
+                }
+        );
+        if let Drain::Active(version) = state.drain {
+            assert_eq!(
+                version, state.newest,
+                "the draining version is the newest: {old:?} {event:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn every_reachable_state_keeps_the_invariants() {
+        let mut seen: HashSet<Residency> = HashSet::new();
+        let mut open = vec![Residency::default()];
+        while let Some(state) = open.pop() {
+            if !seen.insert(state.clone()) {
+                continue;
+            }
+            for event in EVENTS {
+                if possible(&state, event) {
+                    let next = apply(&state, event);
+                    check(&next, event, &state);
+                    open.push(next);
+                }
+            }
+        }
+        assert!(seen.len() > 100, "{}", seen.len());
+    }
+
+    #[test]
+    fn whatever_happens_a_quiet_end_leaves_every_chunk_reachable() {
+        // From every reachable state: finish what is under way, end the leases; then a write lease
+        // must be granted at once or after one load, unless the object is deleted.
+        let mut seen: HashSet<Residency> = HashSet::new();
+        let mut open = vec![Residency::default()];
+        while let Some(state) = open.pop() {
+            if !seen.insert(state.clone()) {
+                continue;
+            }
+            let mut quiet = state.clone();
+            while quiet.readers > 0 {
+                quiet.unlease_read();
+            }
+            if quiet.writer {
+                quiet.unlease_write(true);
+            }
+            if quiet.host == Host::Filling {
+                quiet.filled(true);
+            }
+            quiet.start_drain();
+            if matches!(quiet.drain, Drain::Active(_)) {
+                quiet.drained(true);
+            }
+            let granted = match quiet.lease(Mode::Write, false) {
+                Lease::Load => {
+                    quiet.filled(true);
+                    quiet.lease(Mode::Write, false)
+                }
+                other => other,
+            };
+            // A chunk told to leave for good while dirty and leased is written by a later flush.
+            let owed = quiet.leaving == Leaving::ForGood && quiet.dirty();
+            assert!(
+                matches!(granted, Lease::Granted { .. } | Lease::Gone) || owed,
+                "{state:?} {quiet:?}"
+            );
+            let events = EVENTS.into_iter().filter(|event| possible(&state, *event));
+            open.extend(events.map(|event| apply(&state, event)));
+        }
+    }
+}
