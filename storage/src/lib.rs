@@ -10,5 +10,7 @@ pub mod clock;
 pub mod dtype;
 pub mod error;
 pub mod id;
+pub mod io;
+pub mod path;
 pub mod sync;
 pub mod units;
