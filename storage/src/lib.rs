@@ -2,18 +2,25 @@
 //! number of storage paths, leased to readers and writers, moved ahead of need.
 //!
 //! Modules stand on floors; each uses only what stands before it:
-//! `error, id, units, dtype, sync, clock, metrics` < `arena, codec, schedule` < `io` < `path` <
-//! `placement` < `catalog` < `residency, evict` < `mover` < `store`.
+//! `error, id, units, dtype, sync, ticket, clock, metrics` < `arena, codec, schedule` < `io` <
+//! `path` < `placement, source, residency, evict` < `catalog` < `mover` < `store`.
 
 pub mod arena;
+mod catalog;
 pub mod clock;
 pub mod codec;
 pub mod dtype;
 pub mod error;
+pub mod evict;
 pub mod id;
+pub mod io;
 pub mod metrics;
+mod mover;
+pub mod path;
+mod placement;
 mod residency;
 pub mod schedule;
+pub mod store;
 mod sync;
 pub mod ticket;
 pub mod units;

@@ -74,6 +74,17 @@ pub(crate) enum Lease {
     Gone,
 }
 
+/// The answer to a prefetch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Prefetch {
+    /// It must be loaded.
+    Load,
+    /// It is in memory or on its way. `rescued` says that a queued write-back was taken back.
+    Needless { rescued: bool },
+    /// It must leave first and can be loaded then.
+    Leaving,
+}
+
 /// The answer to a wish that the chunk leave memory or be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Evict {
@@ -116,6 +127,29 @@ impl Residency {
         self.host == Host::Valid && !self.leased() && !matches!(self.drain, Drain::Active(_))
     }
 
+    /// Returns whether the frame could leave now or after a write-back that is not yet decided.
+    pub(crate) fn may_leave(&self) -> bool {
+        self.host == Host::Valid
+            && !self.leased()
+            && self.drain == Drain::None
+            && self.leaving == Leaving::No
+    }
+
+    /// Returns whether the chunk is in memory, or on its way in, to stay.
+    pub(crate) fn stays(&self) -> bool {
+        self.host != Host::None && self.leaving == Leaving::No && !self.deleted
+    }
+
+    /// Returns whether a prefetch would have to load the chunk.
+    pub(crate) fn wants_load(&self) -> bool {
+        self.host == Host::None && !self.deleted
+    }
+
+    /// Returns whether nothing will be read from or recorded as the copy on a path any more.
+    pub(crate) fn disk_unused(&self) -> bool {
+        self.deleted && !matches!(self.drain, Drain::Active(_))
+    }
+
     /// A lease is wanted; `queued` says that others wait already (they go first).
     pub(crate) fn lease(&mut self, mode: Mode, queued: bool) -> Lease {
         if self.deleted {
@@ -149,6 +183,14 @@ impl Residency {
         Lease::Granted { rescued }
     }
 
+    /// A lease just granted could not be handed out after all.
+    pub(crate) fn undo_lease(&mut self, mode: Mode) {
+        match mode {
+            Mode::Read => self.readers -= 1,
+            Mode::Write => self.writer = false,
+        }
+    }
+
     /// A shared lease ended.
     pub(crate) fn unlease_read(&mut self) -> After {
         self.readers -= 1;
@@ -164,13 +206,22 @@ impl Residency {
         self.after()
     }
 
-    /// A prefetch wants the chunk; returns whether it must be loaded.
-    pub(crate) fn prefetch(&mut self) -> bool {
-        let load = self.host == Host::None && !self.deleted;
-        if load {
-            self.host = Host::Filling;
+    /// A prefetch wants the chunk.
+    pub(crate) fn prefetch(&mut self) -> Prefetch {
+        match self.host {
+            _ if self.deleted => Prefetch::Needless { rescued: false },
+            Host::None => {
+                self.host = Host::Filling;
+                Prefetch::Load
+            }
+            Host::Valid if self.leaving == Leaving::IfUnused && self.drain == Drain::Queued => {
+                self.leaving = Leaving::No;
+                self.drain = Drain::None;
+                Prefetch::Needless { rescued: true }
+            }
+            Host::Valid if self.leaving == Leaving::ForGood => Prefetch::Leaving,
+            Host::Valid | Host::Filling => Prefetch::Needless { rescued: false },
         }
-        load
     }
 
     /// The frame was filled, or could not be.
@@ -345,7 +396,8 @@ mod tests {
                 false
             }
             Event::Prefetch => {
-                assert_eq!(new.prefetch(), old.host == Host::None && !old.deleted);
+                let load = new.prefetch() == Prefetch::Load;
+                assert_eq!(load, old.host == Host::None && !old.deleted);
                 false
             }
             Event::UnleaseRead => new.unlease_read() == After::Drop,

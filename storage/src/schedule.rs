@@ -21,6 +21,8 @@ pub struct Schedule {
     /// For each access of this pass, whether its chunk survives to its next use.
     keep: Vec<bool>,
     uses: HashMap<ChunkId, Uses>,
+    /// Chunks in memory at the start that do not survive to their first use.
+    surplus: Vec<ChunkId>,
     /// One past the furthest access made so far.
     cursor: u32,
 }
@@ -72,7 +74,8 @@ impl Schedule {
             uses.entry(access.chunk).or_default().positions.push(position as u32);
         }
         let keep = vec![false; this_len];
-        let mut schedule = Schedule { accesses, keep, uses, cursor: 0 };
+        let surplus = Vec::new();
+        let mut schedule = Schedule { accesses, keep, uses, surplus, cursor: 0 };
         schedule.plan(capacity, kept);
         schedule
     }
@@ -82,7 +85,7 @@ impl Schedule {
         let mut held: BTreeSet<(u32, Option<u32>, u64)> = BTreeSet::new();
         let mut total = 0;
         for (chunk, uses) in &self.uses {
-            if let Some(first) = uses.after_start().filter(|_| kept(*chunk)) {
+            if let Some(first) = uses.positions.first().copied().filter(|_| kept(*chunk)) {
                 let bytes = self.accesses[first as usize].bytes;
                 held.insert((first, None, bytes));
                 total += bytes;
@@ -100,9 +103,12 @@ impl Schedule {
                 total += bytes;
             }
             while total > capacity
-                && let Some(furthest) = held.pop_last()
+                && let Some((next, after, bytes)) = held.pop_last()
             {
-                total -= furthest.2;
+                total -= bytes;
+                if after.is_none() {
+                    self.surplus.push(self.accesses[next as usize].chunk);
+                }
             }
         }
         // Uses of the next pass come before any use beyond it, so what is held here stays held.
@@ -138,23 +144,9 @@ impl Schedule {
         Some(u64::from(*next))
     }
 
-    /// Returns the bytes that stay in memory when this pass has ended.
-    pub fn kept_bytes(&self) -> u64 {
-        let kept = self.keep.iter().enumerate().filter(|(position, keep)| {
-            **keep
-                && self
-                    .uses
-                    .get(&self.accesses[*position].chunk)
-                    .and_then(|uses| uses.after(*position as u32))
-                    >= Some(self.keep.len() as u32)
-        });
-        kept.map(|(position, _)| self.accesses[position].bytes).sum()
-    }
-}
-
-impl Uses {
-    fn after_start(&self) -> Option<u32> {
-        self.positions.first().copied()
+    /// Returns the chunks that were in memory at the start and do not survive to their first use.
+    pub fn surplus(&self) -> &[ChunkId] {
+        &self.surplus
     }
 }
 
@@ -187,7 +179,7 @@ mod tests {
                 }
                 assert!(kept.iter().map(|i| sizes[*i]).sum::<u64>() <= capacity);
             }
-            assert_eq!(schedule.kept_bytes(), kept.iter().map(|i| sizes[*i]).sum::<u64>());
+            assert_eq!(schedule.surplus(), &[]);
             out.push((loads, kept.clone()));
         }
         out

@@ -155,6 +155,11 @@ impl Arena {
         &self.0.region
     }
 
+    /// Returns how much of the byte range `window` no frame holds.
+    pub(crate) fn free_in(&self, window: &std::ops::Range<u64>) -> u64 {
+        self.0.state.lock().ranges.free_in(window)
+    }
+
     /// Returns how the arena stands now.
     pub fn usage(&self) -> ArenaUse {
         let state = self.0.state.lock();

@@ -28,6 +28,8 @@ pub(crate) struct Chunk {
     pub(crate) last_use: AtomicU64,
     /// Set while a declared schedule names it: the mover wants to know when a lease of it ends.
     pub(crate) tracked: AtomicBool,
+    /// Set while a prefetch brought it and nobody has leased it yet.
+    pub(crate) awaited: AtomicBool,
 }
 
 /// The changing part of a chunk.
@@ -99,6 +101,7 @@ impl Chunk {
             cell: Mutex::new(Cell::default()),
             last_use: AtomicU64::new(0),
             tracked: AtomicBool::new(false),
+            awaited: AtomicBool::new(false),
         }
     }
 

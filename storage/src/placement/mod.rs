@@ -2,4 +2,4 @@
 
 mod whole;
 
-pub(crate) use whole::Whole;
+pub(crate) use whole::{Candidate, Choice, Whole, shares};

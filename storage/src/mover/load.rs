@@ -1,0 +1,258 @@
+//! Bringing chunks into memory: wants in the order of their class, a frame for each, then a read, a
+//! check, and the leases that waited.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::arena::FrameMut;
+use crate::catalog::{Chunk, FrameSlot};
+use crate::error::{Error, Result};
+use crate::id::{Class, PathId, Version};
+use crate::path::{Extent, TransferError};
+use crate::residency::{After, Prefetch};
+use crate::sync::Ordering;
+use crate::ticket::Completer;
+use crate::units::Bytes;
+
+use super::room::Frame;
+use super::run::Mover;
+use super::worker::Job;
+use super::Msg;
+
+/// Somebody wants memory.
+pub(super) enum Want {
+    /// For a chunk, to be loaded.
+    Load(Arc<Chunk>),
+    /// For new contents.
+    Frame { bytes: u64, key: String, reply: Completer<FrameMut> },
+}
+
+impl Want {
+    pub(super) fn load(chunk: Arc<Chunk>) -> Self {
+        Want::Load(chunk)
+    }
+
+    pub(super) fn frame(bytes: u64, key: String, reply: Completer<FrameMut>) -> Self {
+        Want::Frame { bytes, key, reply }
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        match self {
+            Want::Load(chunk) => chunk.bytes,
+            Want::Frame { bytes, .. } => *bytes,
+        }
+    }
+
+    /// Answers a demand that cannot be met.
+    pub(super) fn refuse(self, error: &Error) {
+        match self {
+            Want::Frame { reply, .. } => reply.complete(Err(error.clone())),
+            Want::Load(chunk) => {
+                let mut cell = chunk.cell.lock();
+                cell.residency.filled(false);
+                let woken = cell.refuse_all(error);
+                drop(cell);
+                for (waiter, answer) in woken {
+                    (waiter.wake)(answer);
+                }
+            }
+        }
+    }
+}
+
+impl Mover {
+    /// Serves wants until one must wait for memory: demands first, then prefetches, then what the
+    /// declared schedule says comes next.
+    pub(super) fn pump_memory(&mut self) {
+        let demands_met = self.pump_demand();
+        let waiting = !demands_met || !self.pump_prefetch() || !self.pump_ahead();
+        self.handle.shared.starving.store(waiting, Ordering::SeqCst);
+        self.handle.shared.arena.set_starving(waiting);
+    }
+
+    fn pump_demand(&mut self) -> bool {
+        while let Some(want) = self.demand.pop_front() {
+            if matches!(&want, Want::Frame { reply, .. } if reply.is_abandoned()) {
+                continue;
+            }
+            match self.find_frame(&want, Class::Demand) {
+                Frame::Found(frame) => self.serve(want, frame),
+                Frame::Coming => {
+                    self.demand.push_front(want);
+                    return false;
+                }
+                Frame::Never(error) => want.refuse(&error),
+            }
+        }
+        true
+    }
+
+    fn serve(&mut self, want: Want, frame: FrameMut) {
+        match want {
+            Want::Load(chunk) => self.fill(chunk, frame, Class::Demand),
+            Want::Frame { reply, .. } => {
+                self.lent += 1;
+                reply.complete(Ok(frame));
+            }
+        }
+    }
+
+    fn pump_prefetch(&mut self) -> bool {
+        while let Some(want) = self.prefetch.pop_front() {
+            let Want::Load(chunk) = want else { continue };
+            if !self.prefetch_one(&chunk) {
+                self.prefetch.push_front(Want::Load(chunk));
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Begins the load of a chunk if it needs one; returns whether it is done with. Only a chunk
+    /// that must leave first, or memory that is on its way, make it wait.
+    pub(super) fn prefetch_one(&mut self, chunk: &Arc<Chunk>) -> bool {
+        if chunk.cell.lock().residency.wants_load() {
+            match self.find_frame(&Want::Load(Arc::clone(chunk)), Class::Prefetch) {
+                Frame::Found(frame) => return self.prefetch_into(chunk, frame),
+                Frame::Coming => return false,
+                Frame::Never(_) => return true,
+            }
+        }
+        self.touch(chunk)
+    }
+
+    fn prefetch_into(&mut self, chunk: &Arc<Chunk>, frame: FrameMut) -> bool {
+        let load = chunk.cell.lock().residency.prefetch() == Prefetch::Load;
+        if load {
+            chunk.last_use.store(self.handle.tick(), Ordering::Relaxed);
+            chunk.awaited.store(true, Ordering::Relaxed);
+            self.fill(Arc::clone(chunk), frame, Class::Prefetch);
+        }
+        true
+    }
+
+    /// A prefetch of a chunk that is in memory keeps it there; returns whether it does.
+    fn touch(&mut self, chunk: &Arc<Chunk>) -> bool {
+        let mut cell = chunk.cell.lock();
+        let answer = cell.residency.prefetch();
+        if answer == Prefetch::Load {
+            // It left between two looks; the next look finds it a frame.
+            cell.residency.filled(false);
+            return false;
+        }
+        drop(cell);
+        chunk.last_use.store(self.handle.tick(), Ordering::Relaxed);
+        if answer == (Prefetch::Needless { rescued: true }) {
+            self.handle.took_back(chunk);
+        }
+        answer != Prefetch::Leaving
+    }
+
+    /// Fills a frame with the chunk's newest version; its residency is `Filling` already.
+    fn fill(&mut self, chunk: Arc<Chunk>, frame: FrameMut, class: Class) {
+        self.filling += 1;
+        self.resident.insert(chunk.id, Arc::clone(&chunk));
+        let counters = &self.handle.shared.counters;
+        let mut cell = chunk.cell.lock();
+        cell.framed_at = Some(Instant::now());
+        let Some(disk) = &cell.disk else {
+            debug_assert_eq!(cell.residency.newest, Version(0));
+            drop(cell);
+            counters.zero_fills.add(1);
+            let _ = self.workers.send(Job::Zero { chunk, frame });
+            return;
+        };
+        let (path, extent) = (disk.path, Arc::clone(&disk.extent));
+        let (guard, into) = frame.fill_from_outside();
+        cell.frame = FrameSlot::Filling(guard);
+        drop(cell);
+        counters.loads.add(1);
+        counters.load_bytes.add(chunk.bytes);
+        let (handle, held) = (self.handle.clone(), Arc::clone(&extent));
+        let done = Box::new(move |result| {
+            handle.send(Msg::Read { chunk, path, extent: held, result });
+        });
+        self.path(path).read(&extent, 0, into, class, done);
+    }
+
+    /// A path answered a read: check the bytes, or tell who waits what went wrong.
+    pub(super) fn read_done(
+        &mut self,
+        chunk: Arc<Chunk>,
+        path: PathId,
+        extent: Arc<Extent>,
+        result: std::result::Result<(), TransferError>,
+    ) {
+        let mut cell = chunk.cell.lock();
+        let sums = cell.disk.as_ref().and_then(|disk| disk.sums.clone());
+        let slot = std::mem::take(&mut cell.frame);
+        drop(cell);
+        self.free_extent(path, extent);
+        let frame = match slot {
+            FrameSlot::Filling(guard) => guard.try_finish().ok(),
+            _ => None,
+        };
+        let read = |error: TransferError| Error::Read {
+            key: chunk.key_text(),
+            chunk: chunk.id.index,
+            path: self.path(path).capabilities().dir.clone(),
+            offset: error.offset,
+            bytes: Bytes(chunk.bytes),
+            source: error.errno,
+        };
+        match (result, frame, sums) {
+            (Ok(()), Some(frame), Some(sums)) => {
+                let _ = self.workers.send(Job::Verify { chunk, frame, sums, path });
+            }
+            (Ok(()), Some(frame), None) => self.filled(&chunk, Ok(frame)),
+            (Err(error), ..) => {
+                let error = read(error);
+                self.filled(&chunk, Err(error));
+            }
+            // A path that answers before it let go of the memory broke its contract.
+            (Ok(()), None, _) => {
+                debug_assert!(false, "a read was answered with its slices still held");
+                self.filled(&chunk, Err(Error::Closed));
+            }
+        }
+    }
+
+    /// A frame is ready, or will not be: the leases that waited go on.
+    pub(super) fn filled(&mut self, chunk: &Arc<Chunk>, result: Result<FrameMut>) {
+        self.filling -= 1;
+        let mut cell = chunk.cell.lock();
+        let mut woken = Vec::new();
+        let after = match result {
+            Ok(frame) => {
+                cell.frame = FrameSlot::Here(frame.share());
+                cell.residency.filled(true)
+            }
+            Err(error) => {
+                cell.residency.filled(false);
+                woken = cell.refuse_all(&error);
+                After::Drop
+            }
+        };
+        let dropped = cell.drop_frame(after);
+        let (granted, load) = cell.grant(chunk);
+        let gone = cell.residency.deleted;
+        drop(cell);
+        drop(dropped);
+        woken.extend(granted);
+        if after == After::Drop {
+            self.forget(chunk);
+        }
+        if gone {
+            self.delete(chunk);
+        }
+        self.handle.wake(chunk, woken, load);
+    }
+
+    /// A put handed its frame over to a chunk, or gave it up.
+    pub(super) fn adopt(&mut self, chunk: Option<Arc<Chunk>>) {
+        self.lent = self.lent.saturating_sub(1);
+        if let Some(chunk) = chunk {
+            self.resident.insert(chunk.id, chunk);
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! The mover: the one thread that finds memory, loads, writes back and evicts. Everybody else only
+//! sends it messages; what is in memory already is leased without it.
+
+mod declared;
+mod hold;
+mod load;
+mod room;
+mod run;
+mod settle;
+mod worker;
+mod writeback;
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crossbeam_channel::Sender;
+
+use crate::arena::{Arena, FrameMut};
+use crate::catalog::{Chunk, Object};
+use crate::codec::Checksums;
+use crate::error::{Errno, Error, Result};
+use crate::evict::EvictionPolicy;
+use crate::id::{PathId, Version};
+use crate::metrics::Counters;
+use crate::path::{CloseError, Extent, PathStore, TransferError};
+use crate::sync::{AtomicBool, AtomicU64, Ordering};
+use crate::ticket::Completer;
+
+pub(crate) use hold::Hold;
+use run::Mover;
+
+/// What the mover is told.
+pub(crate) enum Msg {
+    /// A lease waits for a chunk that is not in memory.
+    Load(Arc<Chunk>),
+    /// A caller wants a frame of its own for new contents.
+    Frame { bytes: u64, key: String, reply: Completer<FrameMut> },
+    /// A frame from [`Msg::Frame`] now belongs to this chunk, or (`None`) was given up.
+    Adopt(Option<Arc<Chunk>>),
+    /// These chunks will be wanted.
+    Prefetch(Vec<Arc<Chunk>>),
+    /// These chunks shall leave memory.
+    Evict { chunks: Vec<Arc<Chunk>>, reply: Completer<()> },
+    /// Everything written so far shall be on a path.
+    Flush { reply: Completer<()> },
+    /// The object was unlinked from its key.
+    Delete(Arc<Object>),
+    /// The coming accesses; answered when they are in force.
+    Declare { this: Vec<Arc<Chunk>>, next: Vec<Arc<Chunk>>, reserve: u64, reply: Completer<()> },
+    /// The declared accesses no longer hold.
+    EndSchedule,
+    /// A lease of a tracked chunk ended.
+    Released(Arc<Chunk>),
+    /// A lease ended and left a write-back queued.
+    WriteBack(Arc<Chunk>),
+    /// A lease ended and its frame was dropped.
+    Left(Arc<Chunk>),
+    /// Memory came back, or a lease ended, while somebody waits for memory.
+    Freed,
+    /// A path answered a read.
+    Read { chunk: Arc<Chunk>, path: PathId, extent: Arc<Extent>, result: Result<(), TransferError> },
+    /// A loaded frame was checked, or a fresh one zeroed.
+    Filled { chunk: Arc<Chunk>, result: Result<FrameMut> },
+    /// The checksums of a chunk to be written are known.
+    Sealed { sealed: Sealed },
+    /// A path answered a write.
+    Wrote { sealed: Sealed, path: PathId, extent: Arc<Extent>, result: Result<(), Errno> },
+    /// Answered when all messages before it have been acted on.
+    Barrier { reply: Completer<()> },
+    /// Finish what is under way within `grace` and end.
+    Close { grace: Duration, reply: Completer<Vec<(PathId, CloseError)>> },
+}
+
+/// A chunk on its way to a path.
+#[derive(Debug)]
+pub(crate) struct Sealed {
+    chunk: Arc<Chunk>,
+    version: Version,
+    sums: Option<Checksums>,
+    /// Paths that refused it and why.
+    tried: Vec<(PathId, Errno)>,
+}
+
+/// What the mover and everybody else share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) arena: Arena,
+    pub(crate) counters: Counters,
+    pub(crate) paths: Vec<Arc<dyn PathStore>>,
+    pub(crate) checksums: bool,
+    /// Counts leases; a chunk's age is measured in it.
+    leases: AtomicU64,
+    /// Set while a demand waits for memory: then the end of any lease is worth a message.
+    starving: AtomicBool,
+}
+
+impl Shared {
+    /// Returns how many leases were granted or asked for so far.
+    fn leases(&self) -> u64 {
+        self.leases.load(Ordering::Relaxed)
+    }
+}
+
+/// A way to reach the mover; clones are cheap.
+#[derive(Debug, Clone)]
+pub(crate) struct Handle {
+    inbox: Sender<Msg>,
+    pub(crate) shared: Arc<Shared>,
+}
+
+impl Handle {
+    /// Sends a message; after close it goes nowhere, and whoever waits for its answer gets
+    /// [`Error::Closed`].
+    pub(crate) fn send(&self, msg: Msg) {
+        let _ = self.inbox.send(msg);
+    }
+
+    /// Returns the next number of the count of leases.
+    fn tick(&self) -> u64 {
+        self.shared.leases.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+/// Starts the mover's thread.
+///
+/// # Errors
+/// [`Error::System`] when the system refuses a thread.
+pub(crate) fn start(
+    arena: Arena,
+    paths: Vec<Arc<dyn PathStore>>,
+    checksums: bool,
+    policy: Box<dyn EvictionPolicy>,
+) -> Result<(Handle, JoinHandle<()>)> {
+    let (inbox, messages) = crossbeam_channel::unbounded();
+    let shared = Arc::new(Shared {
+        arena,
+        counters: Counters::default(),
+        paths,
+        checksums,
+        leases: AtomicU64::new(1),
+        starving: AtomicBool::new(false),
+    });
+    let freed = inbox.clone();
+    shared.arena.on_freed(move || {
+        let _ = freed.send(Msg::Freed);
+    });
+    let handle = Handle { inbox, shared };
+    let workers = worker::start(&handle)?;
+    let mover = Mover::new(handle.clone(), messages, workers, policy);
+    let thread = std::thread::Builder::new()
+        .name(String::from("tensortier-mover"))
+        .spawn(move || mover.run())
+        .map_err(|error| refuse_thread(&error))?;
+    Ok((handle, thread))
+}
+
+fn refuse_thread(error: &std::io::Error) -> Error {
+    Error::System {
+        attempted: String::from("start a thread of the store"),
+        source: error.into(),
+        remedy: String::from("raise the limit on threads (ulimit -u)"),
+    }
+}

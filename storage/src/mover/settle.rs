@@ -1,0 +1,76 @@
+//! Waiting for write-backs: a flush, or an eviction that was asked for, is answered when the last
+//! chunk it set in motion has settled.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use crate::catalog::Chunk;
+use crate::error::Error;
+use crate::id::ChunkId;
+use crate::residency::{Evict, Leaving};
+use crate::ticket::Completer;
+
+use super::run::Mover;
+
+/// Somebody who waits for chunks to be written.
+pub(super) struct Settle {
+    waiting: HashSet<ChunkId>,
+    error: Option<Error>,
+    reply: Completer<()>,
+}
+
+impl Mover {
+    /// Evicts chunks; those that leases hold stay.
+    pub(super) fn evict_all(&mut self, chunks: &[Arc<Chunk>], reply: Completer<()>) {
+        let mut waiting = HashSet::new();
+        for chunk in chunks {
+            match self.evict(chunk, Leaving::IfUnused) {
+                Evict::WriteBack | Evict::UnderWay => {
+                    waiting.insert(chunk.id);
+                }
+                Evict::Dropped | Evict::Held | Evict::Nothing => {}
+            }
+        }
+        self.settle(waiting, reply);
+    }
+
+    /// Writes every dirty chunk that no exclusive lease holds.
+    pub(super) fn flush(&mut self, reply: Completer<()>) {
+        let mut waiting = HashSet::new();
+        let chunks: Vec<_> = self.resident.values().cloned().collect();
+        for chunk in chunks {
+            let answer = chunk.cell.lock().residency.flush();
+            match answer {
+                Evict::WriteBack => {
+                    self.queue_write_back(&chunk);
+                    waiting.insert(chunk.id);
+                }
+                Evict::UnderWay => {
+                    waiting.insert(chunk.id);
+                }
+                Evict::Dropped | Evict::Held | Evict::Nothing => {}
+            }
+        }
+        self.settle(waiting, reply);
+    }
+
+    fn settle(&mut self, waiting: HashSet<ChunkId>, reply: Completer<()>) {
+        if waiting.is_empty() {
+            reply.complete(Ok(()));
+        } else {
+            self.settles.push(Settle { waiting, error: None, reply });
+        }
+    }
+
+    /// A chunk's write-back ended, was taken back, or failed.
+    pub(super) fn settled(&mut self, chunk: &Chunk, error: Option<Error>) {
+        for settle in &mut self.settles {
+            if settle.waiting.remove(&chunk.id) && settle.error.is_none() {
+                settle.error.clone_from(&error);
+            }
+        }
+        for settle in self.settles.extract_if(.., |settle| settle.waiting.is_empty()) {
+            settle.reply.complete(settle.error.map_or(Ok(()), Err));
+        }
+    }
+}

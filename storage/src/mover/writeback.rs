@@ -1,0 +1,277 @@
+//! Writing chunks back: in the order they were decided, sealed, placed on a path, and when the path
+//! has accepted them for good the old extent is freed. What one path refuses another gets.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::arena::granules_up;
+use crate::catalog::{Chunk, DiskCopy, FrameSlot};
+use crate::error::{Errno, Error};
+use crate::id::{Class, PathId};
+use crate::path::{Extent, PathStore};
+use crate::placement::{Candidate, Choice};
+use crate::residency::{After, Leaving};
+use crate::units::Bytes;
+
+use super::run::Mover;
+use super::worker::Job;
+use super::{Msg, Sealed};
+
+/// Bytes a path may have waiting to be written before its next chunk is placed elsewhere or later:
+/// enough that its queue never runs dry between two messages, little enough that the choice of the
+/// path is made late.
+const PATH_QUEUE_BYTES: u64 = 16 << 20;
+
+/// How long a path that refused a write is left alone, unless space is freed on it before.
+const REST: Duration = Duration::from_secs(1);
+
+/// Whether a path takes writes.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Health {
+    /// When it last refused one, and why.
+    refused: Option<(Instant, Errno)>,
+}
+
+impl Health {
+    pub(super) fn usable(&self) -> bool {
+        self.refused.is_none_or(|(at, _)| at.elapsed() >= REST)
+    }
+}
+
+impl Mover {
+    pub(super) fn path(&self, id: PathId) -> &Arc<dyn PathStore> {
+        &self.handle.shared.paths[id.index()]
+    }
+
+    /// Returns whether any path takes writes.
+    pub(super) fn any_path_usable(&self) -> bool {
+        self.health.iter().any(Health::usable)
+    }
+
+    /// A write-back was decided: it gets its turn.
+    pub(super) fn queue_write_back(&mut self, chunk: &Arc<Chunk>) {
+        let counters = &self.handle.shared.counters;
+        counters.write_backs.add(1);
+        counters.write_back_bytes.add(chunk.bytes);
+        if chunk.cell.lock().residency.leaving != Leaving::No {
+            self.count_coming(chunk);
+        }
+        // One taken back and decided again while it was still in the queue keeps its old turn.
+        if self.queued.insert(chunk.id) {
+            self.to_write.push_back(Arc::clone(chunk));
+        }
+    }
+
+    pub(super) fn count_coming(&mut self, chunk: &Chunk) {
+        let bytes = granules_up(chunk.bytes.max(1));
+        if self.coming.insert(chunk.id, bytes).is_none() {
+            self.coming_bytes += bytes;
+        }
+    }
+
+    pub(super) fn uncount_coming(&mut self, chunk: &Chunk) {
+        if let Some(bytes) = self.coming.remove(&chunk.id) {
+            self.coming_bytes -= bytes;
+        }
+    }
+
+    /// Starts what write-backs can start. Returns whether one ended without being written, so that
+    /// memory must be looked at again.
+    pub(super) fn pump_writes(&mut self) -> bool {
+        let taken_back = self.pump_seal();
+        let refused = self.pump_place();
+        taken_back || refused
+    }
+
+    /// Keeps one chunk per path sealed ahead of its placement.
+    fn pump_seal(&mut self) -> bool {
+        let mut taken_back = false;
+        while self.sealing + self.sealed.len() < self.health.len() + 1 {
+            let Some(chunk) = self.to_write.pop_front() else { break };
+            self.queued.remove(&chunk.id);
+            let mut cell = chunk.cell.lock();
+            let started = cell.residency.start_drain();
+            let frame = cell.frame_to_read();
+            drop(cell);
+            let (Some(version), Some(frame)) = (started, frame) else {
+                self.uncount_coming(&chunk);
+                self.settled(&chunk, None);
+                taken_back = true;
+                continue;
+            };
+            let sealed = Sealed { chunk, version, sums: None, tried: Vec::new() };
+            if self.handle.shared.checksums {
+                self.sealing += 1;
+                let _ = self.workers.send(Job::Seal { sealed, frame });
+            } else {
+                self.sealed.push_back(sealed);
+            }
+        }
+        taken_back
+    }
+
+    fn pump_place(&mut self) -> bool {
+        let mut refused = false;
+        while let Some(mut sealed) = self.sealed.pop_front() {
+            let candidates = self.candidates(&sealed);
+            match self.placement.choose(&candidates, sealed.chunk.bytes) {
+                Choice::Path(path) => match self.path(path).reserve(sealed.chunk.bytes) {
+                    Ok(extent) => self.write(sealed, path, extent),
+                    Err(errno) => {
+                        self.refused(&mut sealed, path, errno);
+                        self.sealed.push_front(sealed);
+                    }
+                },
+                Choice::Later => {
+                    self.sealed.push_front(sealed);
+                    break;
+                }
+                Choice::Nowhere => {
+                    self.give_up(&sealed);
+                    refused = true;
+                }
+            }
+        }
+        refused
+    }
+
+    fn candidates(&self, sealed: &Sealed) -> Vec<Candidate> {
+        let one = |(index, path): (usize, &Arc<dyn PathStore>)| {
+            let id = PathId(index as u16);
+            let tried = sealed.tried.iter().any(|(path, _)| *path == id);
+            Candidate {
+                path: id,
+                sustained_bps: path.profile().share(),
+                usable: self.health[index].usable() && !tried,
+                ready: path.outstanding().write_bytes < PATH_QUEUE_BYTES,
+            }
+        };
+        self.handle.shared.paths.iter().enumerate().map(one).collect()
+    }
+
+    fn refused(&mut self, sealed: &mut Sealed, path: PathId, errno: Errno) {
+        tracing::warn!(path = %self.path(path).capabilities().dir.display(), %errno, "write refused");
+        self.health[path.index()].refused = Some((Instant::now(), errno));
+        sealed.tried.push((path, errno));
+        self.handle.shared.counters.replaced.add(1);
+    }
+
+    fn write(&mut self, sealed: Sealed, path: PathId, extent: Extent) {
+        let Some(frame) = sealed.chunk.cell.lock().frame_to_read() else {
+            debug_assert!(false, "a draining chunk has no frame");
+            self.path(path).free(extent);
+            return;
+        };
+        self.writing += 1;
+        let extent = Arc::new(extent);
+        let (handle, held) = (self.handle.clone(), Arc::clone(&extent));
+        let done = Box::new(move |result| {
+            handle.send(Msg::Wrote { sealed, path, extent: held, result });
+        });
+        self.path(path).write(&extent, frame.whole(), Class::WriteBack, done);
+    }
+
+    /// A path answered a write.
+    pub(super) fn wrote(
+        &mut self,
+        mut sealed: Sealed,
+        path: PathId,
+        extent: Arc<Extent>,
+        result: Result<(), Errno>,
+    ) {
+        self.writing -= 1;
+        if let Err(errno) = result {
+            self.free_extent(path, extent);
+            self.refused(&mut sealed, path, errno);
+            self.sealed.push_front(sealed);
+            return;
+        }
+        let Sealed { chunk, version, sums, .. } = sealed;
+        let mut cell = chunk.cell.lock();
+        let copy = DiskCopy { version, path, extent, sums };
+        let old = cell.disk.replace(copy);
+        let after = cell.residency.drained(true);
+        let gone = cell.residency.deleted;
+        drop(cell);
+        self.health[path.index()].refused = None;
+        self.no_space = None;
+        self.handle.shared.counters.written.add(1);
+        self.handle.shared.counters.written_bytes.add(chunk.bytes);
+        if let Some(old) = old {
+            self.free_extent(old.path, old.extent);
+        }
+        self.drained(&chunk, after, None);
+        if gone {
+            self.delete(&chunk);
+        }
+    }
+
+    /// No path took a chunk: it stays in memory, dirty, and whoever waits for its place is told.
+    fn give_up(&mut self, sealed: &Sealed) {
+        let chunk = &sealed.chunk;
+        let name = |index: usize| self.handle.shared.paths[index].capabilities().dir.display();
+        let tried = sealed.tried.iter().map(|(path, errno)| format!("{}: {errno}", name(path.index())));
+        let resting = self.health.iter().enumerate().filter_map(|(index, health)| {
+            let tried = sealed.tried.iter().any(|(path, _)| path.index() == index);
+            let (_, errno) = health.refused.filter(|_| !tried)?;
+            Some(format!("{}: {errno}", name(index)))
+        });
+        let error = Error::NoSpace {
+            key: chunk.key_text(),
+            bytes: Bytes(chunk.bytes),
+            tried: tried.chain(resting).collect(),
+        };
+        let after = chunk.cell.lock().residency.drained(false);
+        self.no_space = Some(error.clone());
+        self.drained(chunk, after, Some(error));
+    }
+
+    /// A write-back ended one way or the other.
+    fn drained(&mut self, chunk: &Arc<Chunk>, after: After, error: Option<Error>) {
+        let mut cell = chunk.cell.lock();
+        let dropped = cell.drop_frame(after);
+        let (woken, load) = cell.grant(chunk);
+        drop(cell);
+        drop(dropped);
+        match after {
+            After::Drop => self.forget(chunk),
+            After::Stay => self.uncount_coming(chunk),
+            After::WriteBack => self.queue_write_back(chunk),
+        }
+        self.settled(chunk, error);
+        self.handle.wake(chunk, woken, load);
+    }
+
+    /// Frees an extent if this was the last hold on it; a read in progress frees it later.
+    pub(super) fn free_extent(&mut self, path: PathId, extent: Arc<Extent>) {
+        if let Ok(extent) = Arc::try_unwrap(extent) {
+            self.path(path).free(extent);
+            self.health[path.index()].refused = None;
+        }
+    }
+
+    /// The object was unlinked: its memory and space go as soon as nobody uses them.
+    pub(super) fn delete(&mut self, chunk: &Arc<Chunk>) {
+        let mut cell = chunk.cell.lock();
+        let after = cell.residency.delete();
+        let dropped = cell.drop_frame(after);
+        let disk = if cell.residency.disk_unused() { cell.disk.take() } else { None };
+        let (woken, _) = cell.grant(chunk);
+        drop(cell);
+        drop(dropped);
+        if after == After::Drop {
+            self.forget(chunk);
+        }
+        if let Some(disk) = disk {
+            self.free_extent(disk.path, disk.extent);
+        }
+        self.handle.wake(chunk, woken, false);
+    }
+
+    /// A lease ended and dropped the frame on its way.
+    pub(super) fn left(&mut self, chunk: &Arc<Chunk>) {
+        if matches!(chunk.cell.lock().frame, FrameSlot::Empty) {
+            self.forget(chunk);
+        }
+    }
+}

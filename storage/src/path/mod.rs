@@ -1,0 +1,12 @@
+//! Storage paths: places of unequal speed that keep extents and move them to and from frames.
+
+pub mod options;
+pub mod profile;
+pub mod store;
+
+pub use options::{Kind, Path};
+pub use profile::PathProfile;
+pub use store::{
+    Capabilities, CloseError, Extent, Outstanding, PathCounters, PathStore, ReadDone,
+    TransferError, WriteDone,
+};

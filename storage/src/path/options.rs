@@ -1,0 +1,77 @@
+//! What a caller says about a path before it is opened.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use crate::units::{Bytes, BytesPerSecond};
+
+/// What kind of storage is behind a path; decides how much is kept in flight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub enum Kind {
+    /// A local drive: short latency, few bytes in flight saturate it.
+    #[default]
+    Nvme,
+    /// A network or parallel file system: long latency, only concurrency helps.
+    Remote,
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Kind::Nvme => "nvme",
+            Kind::Remote => "remote",
+        })
+    }
+}
+
+/// A directory to keep bytes in, and how to treat it. A store makes a directory of its own inside
+/// and touches nothing else.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Path {
+    /// The directory; it must exist.
+    pub dir: PathBuf,
+    /// What kind of storage it is.
+    pub kind: Kind,
+    /// At most this much is read per second, on average.
+    pub read_cap: Option<BytesPerSecond>,
+    /// At most this much is written per second, on average.
+    pub write_cap: Option<BytesPerSecond>,
+    /// At most this much space is taken in files.
+    pub quota: Option<Bytes>,
+}
+
+impl Path {
+    /// Returns a local path without caps or quota.
+    pub fn new(dir: impl Into<PathBuf>) -> Self {
+        Path { dir: dir.into(), kind: Kind::Nvme, read_cap: None, write_cap: None, quota: None }
+    }
+
+    /// Sets what kind of storage it is.
+    #[must_use]
+    pub fn kind(mut self, kind: Kind) -> Self {
+        self.kind = kind;
+        self
+    }
+
+    /// Caps the average read rate.
+    #[must_use]
+    pub fn read_cap(mut self, cap: BytesPerSecond) -> Self {
+        self.read_cap = Some(cap);
+        self
+    }
+
+    /// Caps the average write rate.
+    #[must_use]
+    pub fn write_cap(mut self, cap: BytesPerSecond) -> Self {
+        self.write_cap = Some(cap);
+        self
+    }
+
+    /// Limits the space taken in files; whole 4 KiB granules count.
+    #[must_use]
+    pub fn quota(mut self, quota: Bytes) -> Self {
+        self.quota = Some(quota);
+        self
+    }
+}

@@ -1,0 +1,173 @@
+//! Opening a store: its settings, checked together before anything is made.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::arena::{Arena, GRANULE};
+use crate::catalog::Catalog;
+use crate::clock::Clock;
+use crate::error::{Error, Result};
+use crate::evict::{EvictionPolicy, FurthestUse};
+use crate::io::EngineChoice;
+use crate::mover;
+use crate::path::{FilePathStore, Path, PathStore};
+use crate::sync::{AtomicBool, AtomicU64, Mutex};
+use crate::units::Bytes;
+
+use super::{Inner, Store};
+
+/// The settings of a store and their defaults: 1 GiB of host memory, chunks of 16 MiB, checksums on,
+/// the engine chosen per path, victims by furthest declared use. At least one path must be given.
+#[derive(Debug)]
+pub struct StoreBuilder {
+    host_budget: u64,
+    chunk_bytes: u64,
+    paths: Vec<Path>,
+    stores: Vec<Arc<dyn PathStore>>,
+    engine: EngineChoice,
+    checksums: bool,
+    eviction: Box<dyn EvictionPolicy>,
+}
+
+impl Default for StoreBuilder {
+    fn default() -> Self {
+        StoreBuilder {
+            host_budget: 1 << 30,
+            chunk_bytes: 16 << 20,
+            paths: Vec::new(),
+            stores: Vec::new(),
+            engine: EngineChoice::Auto,
+            checksums: true,
+            eviction: Box::new(FurthestUse),
+        }
+    }
+}
+
+impl StoreBuilder {
+    /// Sets the strict budget of host memory, in bytes.
+    #[must_use]
+    pub fn host_budget(mut self, bytes: u64) -> Self {
+        self.host_budget = bytes;
+        self
+    }
+
+    /// Sets the largest chunk of objects that do not say otherwise, in bytes.
+    #[must_use]
+    pub fn chunk_bytes(mut self, bytes: u64) -> Self {
+        self.chunk_bytes = bytes;
+        self
+    }
+
+    /// Adds a directory as a path.
+    #[must_use]
+    pub fn path(mut self, path: Path) -> Self {
+        self.paths.push(path);
+        self
+    }
+
+    /// Adds a path of the caller's own making; such paths come after the directories.
+    #[must_use]
+    pub fn path_store(mut self, store: Arc<dyn PathStore>) -> Self {
+        self.stores.push(store);
+        self
+    }
+
+    /// Sets what moves bytes between memory and files.
+    #[must_use]
+    pub fn engine(mut self, engine: EngineChoice) -> Self {
+        self.engine = engine;
+        self
+    }
+
+    /// Sets whether a checksum of every block is kept and compared on every read.
+    #[must_use]
+    pub fn checksums(mut self, on: bool) -> Self {
+        self.checksums = on;
+        self
+    }
+
+    /// Sets which chunk leaves first.
+    #[must_use]
+    pub fn eviction(mut self, policy: impl EvictionPolicy + 'static) -> Self {
+        self.eviction = Box::new(policy);
+        self
+    }
+
+    /// Opens the store: probes every path and makes a directory of its own in each.
+    ///
+    /// # Errors
+    /// [`Error::Config`] when the settings do not fit together, [`Error::PathUnusable`] naming the
+    /// path, [`Error::System`]. Nothing is left behind then.
+    pub fn open(self) -> Result<Store> {
+        self.check()?;
+        let arena = Arena::new(self.host_budget)?;
+        let clock = Clock::system();
+        let mut paths: Vec<Arc<dyn PathStore>> = Vec::new();
+        for path in &self.paths {
+            // A path opened before one that fails removes its directory when it is dropped here.
+            paths.push(Arc::new(FilePathStore::open(path, self.engine, clock.clone())?));
+        }
+        paths.extend(self.stores);
+        let notes = notes(&paths);
+        let (handle, thread) = mover::start(arena, paths, self.checksums, self.eviction)?;
+        Ok(Store(Arc::new(Inner {
+            handle,
+            catalog: Mutex::new(Catalog::default()),
+            next_object: AtomicU64::new(0),
+            chunk_bytes: self.chunk_bytes.max(1),
+            thread: Mutex::new(Some(thread)),
+            closed: AtomicBool::new(false),
+            notes,
+        })))
+    }
+
+    fn check(&self) -> Result<()> {
+        let refuse = |what: String, why: &str| Err(Error::Config { what, why: why.to_owned() });
+        if self.paths.is_empty() && self.stores.is_empty() {
+            return refuse(String::from("a store without paths"), "give at least one directory");
+        }
+        if self.paths.len() + self.stores.len() > usize::from(u16::MAX) {
+            return refuse(String::from("paths"), "at most 65535");
+        }
+        if self.chunk_bytes == 0 {
+            return refuse(String::from("chunks of 0 B"), "use at least 4 KiB");
+        }
+        if self.host_budget < GRANULE {
+            let what = format!("host budget of {}", Bytes(self.host_budget));
+            return refuse(what, "at least 4 KiB are needed");
+        }
+        let canonical = |path: &Path| path.dir.canonicalize().unwrap_or_else(|_| path.dir.clone());
+        let mut dirs: Vec<PathBuf> = self.paths.iter().map(canonical).collect();
+        dirs.sort_unstable();
+        match dirs.windows(2).find(|pair| pair[0] == pair[1]) {
+            Some(pair) => refuse(
+                format!("path {}", pair[0].display()),
+                "is given twice; one directory is one path",
+            ),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Returns what a user should know about the paths taken together.
+fn notes(paths: &[Arc<dyn PathStore>]) -> Vec<String> {
+    let mut notes = Vec::new();
+    for (index, path) in paths.iter().enumerate() {
+        let (this, earlier) = (path.capabilities(), &paths[..index]);
+        if let Some(same) = earlier.iter().find(|path| path.capabilities().device == this.device) {
+            notes.push(format!(
+                "{} and {} are on one device: they share its bandwidth",
+                same.capabilities().dir.display(),
+                this.dir.display()
+            ));
+        }
+        if this.file_system == "tmpfs" || this.file_system == "ramfs" {
+            notes.push(format!(
+                "{} is on {}: what is kept there takes memory beside the host budget",
+                this.dir.display(),
+                this.file_system
+            ));
+        }
+    }
+    notes
+}

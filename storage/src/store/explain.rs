@@ -1,0 +1,77 @@
+//! What was chosen for each path, and why.
+
+use std::fmt;
+
+use crate::path::{Capabilities, PathProfile, PathStore};
+use crate::placement::{Candidate, shares};
+use crate::id::PathId;
+use crate::units::{Bytes, BytesPerSecond};
+
+use super::Store;
+
+/// The effective settings of an open store. Its `Display` is for people, one line per fact.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Explanation {
+    /// The strict budget of host memory, in bytes.
+    pub host_budget: u64,
+    /// Whether blocks have checksums.
+    pub checksums: bool,
+    /// Each path, in the order in which they were given.
+    pub paths: Vec<PathExplanation>,
+    /// What a user should know about the paths taken together.
+    pub notes: Vec<String>,
+}
+
+/// What was chosen for one path.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct PathExplanation {
+    /// What it is and can do, with reasons.
+    pub capabilities: Capabilities,
+    /// How fast it is believed to be now.
+    pub profile: PathProfile,
+    /// Its share of new bytes, 0 to 1.
+    pub share: f64,
+}
+
+impl Store {
+    /// Returns what was chosen for the store and each of its paths, and why.
+    pub fn explain(&self) -> Explanation {
+        let shared = &self.0.handle.shared;
+        let candidate = |(index, path): (usize, &std::sync::Arc<dyn PathStore>)| Candidate {
+            path: PathId(index as u16),
+            sustained_bps: path.profile().share(),
+            usable: true,
+            ready: true,
+        };
+        let candidates: Vec<_> = shared.paths.iter().enumerate().map(candidate).collect();
+        let paths = shared.paths.iter().zip(shares(&candidates)).map(|(path, share)| {
+            PathExplanation { capabilities: path.capabilities().clone(), profile: path.profile(), share }
+        });
+        Explanation {
+            host_budget: shared.arena.usage().budget,
+            checksums: shared.checksums,
+            paths: paths.collect(),
+            notes: self.0.notes.clone(),
+        }
+    }
+}
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let checksums = if self.checksums { "on" } else { "off" };
+        writeln!(f, "host budget {}, checksums {checksums}", Bytes(self.host_budget))?;
+        for path in &self.paths {
+            let Capabilities { dir, kind, file_system, .. } = &path.capabilities;
+            writeln!(f, "{} ({kind}, {file_system}), share {:.0} %", dir.display(), path.share * 100.0)?;
+            writeln!(f, "  engine: {} ({})", path.capabilities.engine, path.capabilities.engine_why)?;
+            let direct = if path.capabilities.direct { "direct" } else { "buffered" };
+            writeln!(f, "  transfers: {direct} ({})", path.capabilities.direct_why)?;
+            let PathProfile { read_bps, write_bps, sharing } = path.profile;
+            let (read, write) = (BytesPerSecond(read_bps), BytesPerSecond(write_bps));
+            writeln!(f, "  speed: read {read}, write {write}, sharing {sharing:.2}")?;
+        }
+        self.notes.iter().try_for_each(|note| writeln!(f, "note: {note}"))
+    }
+}

@@ -1,0 +1,162 @@
+//! The store as its users see it: objects by key, leases on their chunks, hints about the future,
+//! and an honest account of what happened.
+
+mod builder;
+mod explain;
+mod lease;
+mod objects;
+mod parts;
+mod scheduling;
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crate::arena::ArenaUse;
+use crate::catalog::Catalog;
+use crate::error::{Error, Result};
+use crate::metrics::CounterValues;
+use crate::mover::{Handle, Msg};
+use crate::path::PathCounters;
+use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
+use crate::ticket::ticket;
+
+pub use crate::catalog::{Key, Waits};
+pub use builder::StoreBuilder;
+pub use explain::{Explanation, PathExplanation};
+pub use lease::{LeaseTicket, ReadLease, WriteLease};
+pub use objects::{ObjectRef, Stat};
+pub use parts::Parts;
+
+/// How long a store that is dropped without [`Store::close`] may take to end.
+const DROP_GRACE: Duration = Duration::from_secs(10);
+
+/// A tiered object store. Clones share it; all calls are safe from any thread.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use tensortier_storage::{dtype::DType, path::Path, store::Store};
+///
+/// let dir = std::env::temp_dir();
+/// let store = Store::builder().host_budget(8 << 20).path(Path::new(dir)).open()?;
+/// store.put("layer.0/weight", DType::F32, &[4, 2], &[7; 32])?;
+/// let weight = store.object("layer.0/weight")?;
+/// assert_eq!(&*store.lease_read(&weight, 0).wait()?, &[7; 32]);
+/// store.lease_write(&weight, 0).wait()?[0] = 1;
+/// store.evict("layer.0/weight")?;
+/// let parts: Result<Vec<_>, _> = store.get("layer.0/weight")?.collect();
+/// assert_eq!(parts?[0][..2], [1, 7]);
+/// store.close(std::time::Duration::from_secs(5))?;
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone)]
+pub struct Store(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    handle: Handle,
+    catalog: Mutex<Catalog>,
+    next_object: AtomicU64,
+    chunk_bytes: u64,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    closed: AtomicBool,
+    notes: Vec<String>,
+}
+
+/// What a store has done and holds, at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stats {
+    /// What moved and what was spared since the store was opened.
+    pub counters: CounterValues,
+    /// The host arena.
+    pub host: ArenaUse,
+    /// Each path, in the order in which they were given.
+    pub paths: Vec<PathCounters>,
+}
+
+impl Store {
+    /// Returns a builder with the defaults of [`StoreBuilder`].
+    pub fn builder() -> StoreBuilder {
+        StoreBuilder::default()
+    }
+
+    /// Returns what the store has done and holds. Exact when nothing is under way, or right after
+    /// [`Store::barrier`] for what was asked for before it.
+    pub fn stats(&self) -> Stats {
+        let shared = &self.0.handle.shared;
+        Stats {
+            counters: shared.counters.read(),
+            host: shared.arena.usage(),
+            paths: shared.paths.iter().map(|path| path.counters()).collect(),
+        }
+    }
+
+    /// Waits until everything asked for before has been decided (not finished), so that the counters
+    /// include it.
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    pub fn barrier(&self) -> Result<()> {
+        let (reply, done) = ticket();
+        self.0.handle.send(Msg::Barrier { reply });
+        done.wait()
+    }
+
+    /// Waits until every chunk written so far is on a path; chunks under an exclusive lease are left
+    /// out. They stay in memory.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] when no path takes a chunk (it stays in memory); [`Error::Closed`].
+    pub fn flush(&self) -> Result<()> {
+        let (reply, done) = ticket();
+        self.0.handle.send(Msg::Flush { reply });
+        done.wait()
+    }
+
+    /// Ends the store: what waits gets [`Error::Closed`], what is under way is waited for up to
+    /// `grace`, and all that the store made on its paths is removed. Leases stay readable. A second
+    /// call does nothing.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] when a path did not answer in time, naming what stays behind.
+    pub fn close(&self, grace: Duration) -> Result<()> {
+        self.0.close(grace)
+    }
+
+    fn is_closed(&self) -> bool {
+        self.0.closed.load(Ordering::SeqCst)
+    }
+
+    fn check_open(&self) -> Result<()> {
+        if self.is_closed() { Err(Error::Closed) } else { Ok(()) }
+    }
+}
+
+impl Inner {
+    fn close(&self, grace: Duration) -> Result<()> {
+        if self.closed.swap(true, Ordering::SeqCst) {
+            return Ok(());
+        }
+        let (reply, done) = ticket();
+        self.handle.send(Msg::Close { grace, reply });
+        let failed = done.wait()?;
+        if let Some(thread) = self.thread.lock().take() {
+            let _ = thread.join();
+        }
+        drop(self.catalog.lock().drain());
+        if failed.is_empty() {
+            return Ok(());
+        }
+        let texts: Vec<_> = failed.iter().map(|(_, error)| error.to_string()).collect();
+        Err(Error::Timeout { what: format!("closing the store: {}", texts.join("; ")), after: grace })
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if let Err(error) = self.close(DROP_GRACE) {
+            tracing::error!(%error, "a dropped store did not end cleanly");
+        }
+    }
+}
