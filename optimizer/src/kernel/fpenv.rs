@@ -139,7 +139,7 @@ mod tests {
         let result = update(isa, k, planes, Input::Bf16(&g), Output::Bf16(&mut w));
         let after = read();
         write(before);
-        result.unwrap();
+        assert_eq!(result, Ok(()));
         let planes = [p, m, v].into_iter().flatten().map(f32::to_bits);
         (planes.chain(w.into_iter().map(u32::from)).collect(), after)
     }
