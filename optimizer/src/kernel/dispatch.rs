@@ -17,6 +17,8 @@ pub enum Isa {
     /// One element at a time, with the features of the build alone. Runs everywhere; slow on x86-64,
     /// where a default build has no fused multiply-add and calls the C library for each.
     Scalar,
+    /// The vectors of AArch64: any such processor, as its builds assume.
+    Neon,
     /// AVX2 and FMA: any x86-64-v3 processor.
     Avx2,
     /// AVX-512 F, BW, DQ, VL: any x86-64-v4 processor.
@@ -25,10 +27,10 @@ pub enum Isa {
 
 impl Isa {
     /// Every instruction set, slowest first.
-    pub const ALL: [Isa; 3] = [Isa::Scalar, Isa::Avx2, Isa::Avx512];
+    pub const ALL: [Isa; 4] = [Isa::Scalar, Isa::Neon, Isa::Avx2, Isa::Avx512];
 
-    /// The fastest one of this machine, or the one that `TENSORTIER_ISA` names (`scalar`, `avx2`,
-    /// `avx512`; empty counts as unset). Reads the environment: call it once, not per update.
+    /// The fastest one of this machine, or the one that `TENSORTIER_ISA` names (`scalar`, `neon`,
+    /// `avx2`, `avx512`; empty counts as unset). Reads the environment: call it once, not per update.
     ///
     /// # Errors
     /// [`KernelError::UnknownIsa`] or [`KernelError::UnavailableIsa`] if the variable's value is not
@@ -53,6 +55,7 @@ impl Isa {
     pub fn is_available(self) -> bool {
         match self {
             Isa::Scalar => true,
+            Isa::Neon => cfg!(target_arch = "aarch64"),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => x86::has_avx2(),
             #[cfg(target_arch = "x86_64")]
@@ -67,6 +70,7 @@ impl Isa {
     pub fn name(self) -> &'static str {
         match self {
             Isa::Scalar => "scalar",
+            Isa::Neon => "neon",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
         }
@@ -130,7 +134,7 @@ mod tests {
         let error = Isa::choose(Some("AVX9")).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "unknown instruction set \"AVX9\" (TENSORTIER_ISA takes scalar, avx2 or avx512)"
+            "unknown instruction set \"AVX9\" (TENSORTIER_ISA takes scalar, neon, avx2 or avx512)"
         );
     }
 }

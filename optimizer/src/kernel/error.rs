@@ -29,7 +29,7 @@ pub enum KernelError {
         isa: Isa,
     },
     /// The name is not that of an instruction set.
-    #[error("unknown instruction set {name:?} (TENSORTIER_ISA takes scalar, avx2 or avx512)")]
+    #[error("unknown instruction set {name:?} (TENSORTIER_ISA takes scalar, neon, avx2 or avx512)")]
     UnknownIsa {
         /// The name found.
         name: String,

@@ -7,11 +7,15 @@
 //! compiled once per instruction set, so a new one cannot drift. Only the payload and the sign of a
 //! NaN in the planes are unspecified; in 16-bit weights even those are fixed.
 
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod body;
 mod dispatch;
 mod error;
 #[allow(unsafe_code)]
 pub(crate) mod fpenv;
+#[cfg(target_arch = "aarch64")]
+mod neon;
+mod planes;
 mod reference;
 pub mod round;
 mod scalars;
@@ -22,5 +26,6 @@ mod x86;
 
 pub use dispatch::{ISA_VARIABLE, Isa};
 pub use error::KernelError;
+pub use planes::{Input, Output, Planes};
 pub use scalars::{Decay, Scalars, Subnormals};
-pub use update::{Input, Output, Planes, update, widen};
+pub use update::{update, widen};

@@ -10,6 +10,7 @@
 //! enabled target features `mul_add` is a call into the C library, exact but slow (about a
 //! twenty-fifth of the speed of the vector kernels).
 
+use super::planes::Slices;
 use super::round::{Narrow, Widen};
 use super::scalars::{Decay, Scalars, Subnormals};
 
@@ -84,17 +85,15 @@ pub(super) fn element(k: &Scalars, grad: f32, old: Element) -> Element {
     Element { p, m, v, vmax }
 }
 
-/// What [`body::segment`](super::body::segment) does, element by element.
+/// Updates a run of elements one by one, as the compiled bodies do many at a time.
 #[inline(never)]
 pub(super) fn segment<I: Widen, O: Narrow, const AMSGRAD: bool>(
     k: &Scalars,
-    p: &mut [f32],
-    m: &mut [f32],
-    v: &mut [f32],
-    vmax: &mut [f32],
+    planes: Slices<'_>,
     grad: &[I::Raw],
     out: &mut [O::Raw],
 ) {
+    let Slices { p, m, v, vmax } = planes;
     let mut weights = out.iter_mut();
     let mut maxima = vmax.iter_mut();
     for (((p, m), v), &g) in p.iter_mut().zip(m).zip(v).zip(grad) {

@@ -4,9 +4,9 @@
 //! processor has been asked for every feature it names. The answer is cached by the standard library.
 
 use super::body;
+use super::planes::Slices;
 use super::round::{Narrow, Widen};
 use super::scalars::Scalars;
-use super::update::Slices;
 
 /// Whether AVX2 and FMA are there.
 pub(super) fn has_avx2() -> bool {
