@@ -312,6 +312,46 @@ fn flushing_leaves_no_subnormal_moment_and_keeping_does() {
 }
 
 #[test]
+fn the_smallest_normal_moments_are_not_flushed() {
+    // With betas of zero the moments are the gradient and its square.
+    let hyper = Hyper {
+        beta1: 0.0,
+        beta2: 0.0,
+        subnormals: Subnormals::Flush,
+        ..Hyper::default()
+    };
+    let k = Scalars::at(&hyper, 1, 1.0);
+    for isa in Isa::available() {
+        for (bits, m_kept, v_kept) in [
+            (0x2000_0000, true, true),  // 2^-63, squared 2^-126
+            (0x1FFF_FFFF, true, false), // just below
+            (0x0080_0000, true, false), // 2^-126
+            (0x807F_FFFF, false, false),
+        ] {
+            let g = f32::from_bits(bits);
+            let (mut p, mut m, mut v) = ([0.0; 40], [0.0; 40], [0.0; 40]);
+            let planes = Planes {
+                p: &mut p,
+                m: &mut m,
+                v: &mut v,
+                vmax: None,
+            };
+            update(isa, &k, planes, Input::F32(&[g; 40]), Output::None).expect("equal lengths");
+            assert!(
+                m.iter()
+                    .all(|x| x.to_bits() == if m_kept { bits } else { 0 }),
+                "{isa}: {g}"
+            );
+            assert!(
+                v.iter()
+                    .all(|x| x.to_bits() == if v_kept { 0x0080_0000 } else { 0 }),
+                "{isa}: {g}"
+            );
+        }
+    }
+}
+
+#[test]
 fn slices_that_do_not_fit_are_refused_and_left_alone() {
     let plain = Scalars::at(&Hyper::default(), 1, 1.0);
     let amsgrad = Scalars::at(
