@@ -1,0 +1,31 @@
+//! The arithmetic of one update over contiguous memory: one definition, several instruction sets.
+//!
+//! [`update`] advances a run of one parameter's elements by one step, [`widen`] starts a master
+//! plane. Results are bit-identical on every [`Isa`], for every way to cut a parameter into runs,
+//! and in every floating-point environment of the caller, because one sequence of correctly rounded
+//! operations defines them: it is written out, per element, in `reference.rs`. The same loop body is
+//! compiled once per instruction set, so a new one cannot drift. Only the payload and the sign of a
+//! NaN in the planes are unspecified; in 16-bit weights even those are fixed.
+
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod body;
+mod dispatch;
+mod error;
+#[allow(unsafe_code)]
+pub(crate) mod fpenv;
+#[cfg(target_arch = "aarch64")]
+mod neon;
+mod planes;
+mod reference;
+pub mod round;
+mod scalars;
+mod update;
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code)]
+mod x86;
+
+pub use dispatch::{ISA_VARIABLE, Isa};
+pub use error::KernelError;
+pub use planes::{Input, Output, Planes};
+pub use scalars::{Decay, Scalars, Subnormals};
+pub use update::{update, widen};
