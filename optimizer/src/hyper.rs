@@ -97,19 +97,10 @@ impl Hyper {
             ("beta1", self.beta1, rate(self.beta1), RATE),
             ("beta2", self.beta2, rate(self.beta2), RATE),
             ("eps", self.eps, size(self.eps), SIZE),
-            (
-                "weight_decay",
-                self.weight_decay,
-                size(self.weight_decay),
-                SIZE,
-            ),
+            ("weight_decay", self.weight_decay, size(self.weight_decay), SIZE),
         ] {
             if !valid {
-                return Err(InvalidHyper {
-                    field,
-                    value,
-                    range,
-                });
+                return Err(InvalidHyper { field, value, range });
             }
         }
         Ok(())
@@ -128,23 +119,13 @@ impl Scalars {
         // Out of sight of the optimiser, which might move arithmetic out of the environment.
         let (hyper, t, grad_scale) = black_box((*hyper, t, grad_scale));
         let _environment = FpEnv::enter();
-        black_box(compute(
-            black_box(&hyper),
-            black_box(t),
-            black_box(grad_scale),
-        ))
+        black_box(compute(black_box(&hyper), black_box(t), black_box(grad_scale)))
     }
 }
 
 #[inline(never)]
 fn compute(hyper: &Hyper, t: u64, grad_scale: f64) -> Scalars {
-    let &Hyper {
-        lr,
-        beta1,
-        beta2,
-        weight_decay,
-        ..
-    } = hyper;
+    let &Hyper { lr, beta1, beta2, weight_decay, .. } = hyper;
     let decay = match hyper.algorithm {
         Algorithm::AdamW => Decay::Decoupled,
         Algorithm::Adam if weight_decay == 0.0 => Decay::None,
@@ -169,14 +150,8 @@ fn compute(hyper: &Hyper, t: u64, grad_scale: f64) -> Scalars {
 
 /// `base` to the power `t`, rounded from some hundred bits.
 fn power(base: f64, mut t: u64) -> f64 {
-    let mut square = DoubleDouble {
-        high: base,
-        low: 0.0,
-    };
-    let mut result = DoubleDouble {
-        high: 1.0,
-        low: 0.0,
-    };
+    let mut square = DoubleDouble { high: base, low: 0.0 };
+    let mut result = DoubleDouble { high: 1.0, low: 0.0 };
     while t > 0 {
         if t & 1 == 1 {
             result = result.times(square);
@@ -201,10 +176,7 @@ impl DoubleDouble {
         let error = self.high.mul_add(other.high, -product);
         let error = error + (self.high * other.low + self.low * other.high);
         let high = product + error;
-        DoubleDouble {
-            high,
-            low: error - (high - product),
-        }
+        DoubleDouble { high, low: error - (high - product) }
     }
 }
 
@@ -268,10 +240,7 @@ mod tests {
     #[test]
     fn scalars_are_rounded_once_from_double() {
         let k = Scalars::at(&Hyper::default(), 1, 0.5);
-        assert_eq!(
-            (k.s, k.dec, k.eps),
-            (0.5, (1.0_f64 - 1e-5) as f32, 1e-8_f64 as f32)
-        );
+        assert_eq!((k.s, k.dec, k.eps), (0.5, (1.0_f64 - 1e-5) as f32, 1e-8_f64 as f32));
         // 1 - 0.9 in f32 would be 0.100000024; from f64 it is the f32 nearest to 0.1.
         assert_eq!((k.w1, k.w2), (0.1, 0.001));
         assert_eq!((k.ss, k.bs), (-0.01, 0.001_f64.sqrt() as f32));
@@ -280,20 +249,11 @@ mod tests {
 
     #[test]
     fn adam_without_weight_decay_has_none() {
-        let adam = Hyper {
-            algorithm: Algorithm::Adam,
-            ..Hyper::default()
-        };
+        let adam = Hyper { algorithm: Algorithm::Adam, ..Hyper::default() };
         assert_eq!(Scalars::at(&adam, 1, 1.0).decay, Decay::L2);
-        let none = Hyper {
-            weight_decay: 0.0,
-            ..adam
-        };
+        let none = Hyper { weight_decay: 0.0, ..adam };
         assert_eq!(Scalars::at(&none, 1, 1.0).decay, Decay::None);
-        let decoupled = Hyper {
-            weight_decay: 0.0,
-            ..Hyper::default()
-        };
+        let decoupled = Hyper { weight_decay: 0.0, ..Hyper::default() };
         assert_eq!(Scalars::at(&decoupled, 1, 1.0).dec, 1.0);
     }
 
@@ -301,56 +261,17 @@ mod tests {
     fn each_field_is_validated() {
         let good = Hyper::default();
         assert_eq!(good.validate(), Ok(()));
-        assert_eq!(
-            Hyper {
-                lr: 0.0,
-                beta1: 0.0,
-                eps: 0.0,
-                ..good
-            }
-            .validate(),
-            Ok(())
-        );
+        assert_eq!(Hyper { lr: 0.0, beta1: 0.0, eps: 0.0, ..good }.validate(), Ok(()));
         for (bad, field) in [
             (Hyper { lr: -1e-9, ..good }, "lr"),
-            (
-                Hyper {
-                    lr: f64::NAN,
-                    ..good
-                },
-                "lr",
-            ),
-            (
-                Hyper {
-                    lr: f64::INFINITY,
-                    ..good
-                },
-                "lr",
-            ),
+            (Hyper { lr: f64::NAN, ..good }, "lr"),
+            (Hyper { lr: f64::INFINITY, ..good }, "lr"),
             (Hyper { beta1: 1.0, ..good }, "beta1"),
-            (
-                Hyper {
-                    beta1: -0.1,
-                    ..good
-                },
-                "beta1",
-            ),
-            (
-                Hyper {
-                    beta2: f64::NAN,
-                    ..good
-                },
-                "beta2",
-            ),
+            (Hyper { beta1: -0.1, ..good }, "beta1"),
+            (Hyper { beta2: f64::NAN, ..good }, "beta2"),
             (Hyper { beta2: 1.5, ..good }, "beta2"),
             (Hyper { eps: -1e-8, ..good }, "eps"),
-            (
-                Hyper {
-                    weight_decay: -0.1,
-                    ..good
-                },
-                "weight_decay",
-            ),
+            (Hyper { weight_decay: -0.1, ..good }, "weight_decay"),
         ] {
             assert_eq!(bad.validate().unwrap_err().field, field);
         }

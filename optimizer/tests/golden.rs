@@ -22,10 +22,7 @@ struct Case {
 
 impl Case {
     fn get<T: FromStr>(&self, key: &str) -> T {
-        self.setup[key]
-            .parse()
-            .ok()
-            .unwrap_or_else(|| panic!("{}: bad {key}", self.name))
+        self.setup[key].parse().ok().unwrap_or_else(|| panic!("{}: bad {key}", self.name))
     }
 
     fn hyper(&self, step: u64) -> Hyper {
@@ -56,9 +53,7 @@ impl Case {
 fn cases() -> Vec<Case> {
     let pairs = |words: &[&str]| -> HashMap<String, String> {
         let split = words.iter().filter_map(|word| word.split_once('='));
-        split
-            .map(|(key, value)| (key.to_owned(), value.to_owned()))
-            .collect()
+        split.map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
     };
     let mut cases: Vec<Case> = Vec::new();
     for line in GOLDEN.lines() {
@@ -71,11 +66,7 @@ fn cases() -> Vec<Case> {
             }),
             "at" => {
                 let step = words[1].parse().expect("a step");
-                cases
-                    .last_mut()
-                    .expect("a case first")
-                    .recorded
-                    .push((step, pairs(&words[2..])));
+                cases.last_mut().expect("a case first").recorded.push((step, pairs(&words[2..])));
             }
             _ => assert!(line.starts_with('#'), "unknown line {line}"),
         }
@@ -139,10 +130,7 @@ impl Gradient {
 
 fn fnv(elements: impl IntoIterator<Item = u32>) -> String {
     let step = |h: u64, element: u32| (h ^ u64::from(element)).wrapping_mul(0x0100_0000_01B3);
-    format!(
-        "{:016x}",
-        elements.into_iter().fold(0xCBF2_9CE4_8422_2325, step)
-    )
+    format!("{:016x}", elements.into_iter().fold(0xCBF2_9CE4_8422_2325, step))
 }
 
 fn replay(case: &Case, isa: Isa) {
@@ -157,20 +145,8 @@ fn replay(case: &Case, isa: Isa) {
         let k = Scalars::at(&hyper, step, case.get("scale"));
         let gradient = Gradient::new(&case.setup["grad"], step);
         let vmax = hyper.amsgrad.then_some(&mut maximum[..]);
-        let planes = Planes {
-            p: &mut p,
-            m: &mut m,
-            v: &mut v,
-            vmax,
-        };
-        update(
-            isa,
-            &k,
-            planes,
-            gradient.input(),
-            Output::Bf16(&mut weights),
-        )
-        .expect("valid input");
+        let planes = Planes { p: &mut p, m: &mut m, v: &mut v, vmax };
+        update(isa, &k, planes, gradient.input(), Output::Bf16(&mut weights)).expect("valid input");
         let Some((_, hashes)) = next.filter(|(at, _)| *at == step) else {
             continue;
         };
@@ -184,24 +160,13 @@ fn replay(case: &Case, isa: Isa) {
             ("x", plane(maximum)),
             ("p", plane(&p)),
             ("bf16", fnv(weights.iter().copied().map(u32::from))),
-            (
-                "bf16",
-                fnv(p.iter().map(|&value| f32_to_bf16(value).into())),
-            ),
+            ("bf16", fnv(p.iter().map(|&value| f32_to_bf16(value).into()))),
             ("f16", fnv(p.iter().map(|&value| f32_to_f16(value).into()))),
         ] {
-            assert_eq!(
-                actual, hashes[name],
-                "{}, {isa}: {name} at step {step}",
-                case.name
-            );
+            assert_eq!(actual, hashes[name], "{}, {isa}: {name} at step {step}", case.name);
         }
     }
-    assert!(
-        next.is_none(),
-        "{}: every recorded step was reached",
-        case.name
-    );
+    assert!(next.is_none(), "{}: every recorded step was reached", case.name);
 }
 
 #[test]

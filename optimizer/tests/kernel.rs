@@ -115,13 +115,7 @@ impl State {
         let at = self.skip;
         let half: Vec<u16> = gradient
             .iter()
-            .map(|&g| {
-                if input == Type::F16 {
-                    f32_to_f16(g)
-                } else {
-                    f32_to_bf16(g)
-                }
-            })
+            .map(|&g| if input == Type::F16 { f32_to_f16(g) } else { f32_to_bf16(g) })
             .collect();
         let grad = match input {
             Type::Bf16 => Input::Bf16(&half[at..]),
@@ -135,28 +129,19 @@ impl State {
             Type::F32 => Output::F32(&mut self.out32[at..]),
         };
         let vmax = k.amsgrad.then_some(&mut self.vmax[at..]);
-        let planes = Planes {
-            p: &mut self.p[at..],
-            m: &mut self.m[at..],
-            v: &mut self.v[at..],
-            vmax,
-        };
+        let planes =
+            Planes { p: &mut self.p[at..], m: &mut self.m[at..], v: &mut self.v[at..], vmax };
         update(isa, k, planes, grad, out).expect("consistent slices");
     }
 
     /// The state as integers, every NaN being the same one.
     fn bits(&self) -> Vec<u32> {
         let canonical = |x: &f32| {
-            if x.is_nan() {
-                f32::NAN.to_bits()
-            } else {
-                x.to_bits()
-            }
+            if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() }
         };
         let planes = [&self.p, &self.m, &self.v, &self.vmax, &self.out32];
         let wide = planes.into_iter().flatten().map(canonical);
-        wide.chain(self.out16.iter().copied().map(u32::from))
-            .collect()
+        wide.chain(self.out16.iter().copied().map(u32::from)).collect()
     }
 }
 
@@ -185,19 +170,11 @@ fn compare(hyper: &Hyper, seed: u64, n: usize, skip: usize, input: Type, output:
 
 fn variants() -> impl Iterator<Item = Hyper> {
     (0..128_u32).map(|choice| Hyper {
-        algorithm: if choice & 1 == 0 {
-            Algorithm::AdamW
-        } else {
-            Algorithm::Adam
-        },
+        algorithm: if choice & 1 == 0 { Algorithm::AdamW } else { Algorithm::Adam },
         amsgrad: choice & 2 != 0,
         maximize: choice & 4 != 0,
         weight_decay: if choice & 8 == 0 { 0.01 } else { 0.0 },
-        subnormals: if choice & 16 == 0 {
-            Subnormals::Keep
-        } else {
-            Subnormals::Flush
-        },
+        subnormals: if choice & 16 == 0 { Subnormals::Keep } else { Subnormals::Flush },
         beta1: [0.9, 0.4, 0.0, 0.5][(choice >> 5) as usize],
         ..Hyper::default()
     })
@@ -222,10 +199,7 @@ fn every_short_length_gives_the_bits_of_the_reference() {
     for n in 0..=70 {
         for skip in 0..4 {
             for amsgrad in [false, true] {
-                let hyper = Hyper {
-                    amsgrad,
-                    ..Hyper::default()
-                };
+                let hyper = Hyper { amsgrad, ..Hyper::default() };
                 for output in OUTPUTS {
                     compare(&hyper, n as u64 + 99, n, skip, Type::Bf16, output, 0.5);
                 }
@@ -284,25 +258,13 @@ proptest! {
 #[test]
 fn flushing_leaves_no_subnormal_moment_and_keeping_does() {
     for (subnormals, expected) in [(Subnormals::Keep, true), (Subnormals::Flush, false)] {
-        let k = Scalars::at(
-            &Hyper {
-                subnormals,
-                ..Hyper::default()
-            },
-            100,
-            1.0,
-        );
+        let k = Scalars::at(&Hyper { subnormals, ..Hyper::default() }, 100, 1.0);
         for isa in Isa::available() {
             let mut p = [1.0_f32; 40];
             let mut m = [1e-38_f32; 40];
             let mut v = [-0.0_f32; 40];
             v[..20].fill(1e-39);
-            let planes = Planes {
-                p: &mut p,
-                m: &mut m,
-                v: &mut v,
-                vmax: None,
-            };
+            let planes = Planes { p: &mut p, m: &mut m, v: &mut v, vmax: None };
             update(isa, &k, planes, Input::Bf16(&[0; 40]), Output::None).expect("equal lengths");
             assert_eq!(m.iter().any(|x| x.is_subnormal()), expected, "{isa}");
             assert_eq!(v.iter().any(|x| x.is_subnormal()), expected, "{isa}");
@@ -314,12 +276,7 @@ fn flushing_leaves_no_subnormal_moment_and_keeping_does() {
 #[test]
 fn the_smallest_normal_moments_are_not_flushed() {
     // With betas of zero the moments are the gradient and its square.
-    let hyper = Hyper {
-        beta1: 0.0,
-        beta2: 0.0,
-        subnormals: Subnormals::Flush,
-        ..Hyper::default()
-    };
+    let hyper = Hyper { beta1: 0.0, beta2: 0.0, subnormals: Subnormals::Flush, ..Hyper::default() };
     let k = Scalars::at(&hyper, 1, 1.0);
     for isa in Isa::available() {
         for (bits, m_kept, v_kept) in [
@@ -330,21 +287,11 @@ fn the_smallest_normal_moments_are_not_flushed() {
         ] {
             let g = f32::from_bits(bits);
             let (mut p, mut m, mut v) = ([0.0; 40], [0.0; 40], [0.0; 40]);
-            let planes = Planes {
-                p: &mut p,
-                m: &mut m,
-                v: &mut v,
-                vmax: None,
-            };
+            let planes = Planes { p: &mut p, m: &mut m, v: &mut v, vmax: None };
             update(isa, &k, planes, Input::F32(&[g; 40]), Output::None).expect("equal lengths");
+            assert!(m.iter().all(|x| x.to_bits() == if m_kept { bits } else { 0 }), "{isa}: {g}");
             assert!(
-                m.iter()
-                    .all(|x| x.to_bits() == if m_kept { bits } else { 0 }),
-                "{isa}: {g}"
-            );
-            assert!(
-                v.iter()
-                    .all(|x| x.to_bits() == if v_kept { 0x0080_0000 } else { 0 }),
+                v.iter().all(|x| x.to_bits() == if v_kept { 0x0080_0000 } else { 0 }),
                 "{isa}: {g}"
             );
         }
@@ -354,63 +301,27 @@ fn the_smallest_normal_moments_are_not_flushed() {
 #[test]
 fn slices_that_do_not_fit_are_refused_and_left_alone() {
     let plain = Scalars::at(&Hyper::default(), 1, 1.0);
-    let amsgrad = Scalars::at(
-        &Hyper {
-            amsgrad: true,
-            ..Hyper::default()
-        },
-        1,
-        1.0,
-    );
+    let amsgrad = Scalars::at(&Hyper { amsgrad: true, ..Hyper::default() }, 1, 1.0);
     let call = |k: &Scalars, lengths: [usize; 5], vmax: bool| {
         let [mut p, mut m, mut v, mut x, g] = lengths.map(|n| vec![1.0_f32; n]);
         let mut out = vec![7_u16; 4];
         let vmax = vmax.then_some(&mut x[..]);
-        let planes = Planes {
-            p: &mut p,
-            m: &mut m,
-            v: &mut v,
-            vmax,
-        };
-        let result = update(
-            Isa::Scalar,
-            k,
-            planes,
-            Input::F32(&g),
-            Output::Bf16(&mut out),
-        );
+        let planes = Planes { p: &mut p, m: &mut m, v: &mut v, vmax };
+        let result = update(Isa::Scalar, k, planes, Input::F32(&g), Output::Bf16(&mut out));
         let untouched = [p, m, v, x].iter().flatten().all(|&value| value == 1.0);
         assert_eq!(result.is_err(), untouched && out == [7; 4]);
         result
     };
-    let length = |what, expected, actual| {
-        Err(KernelError::Length {
-            what,
-            expected,
-            actual,
-        })
-    };
+    let length = |what, expected, actual| Err(KernelError::Length { what, expected, actual });
     assert_eq!(call(&plain, [4; 5], false), Ok(()));
     assert_eq!(call(&amsgrad, [4; 5], true), Ok(()));
     assert_eq!(call(&plain, [4, 3, 4, 4, 4], false), length("m", 4, 3));
     assert_eq!(call(&plain, [4, 4, 5, 4, 4], false), length("v", 4, 5));
-    assert_eq!(
-        call(&plain, [4, 4, 4, 4, 0], false),
-        length("the gradient", 4, 0)
-    );
-    assert_eq!(
-        call(&plain, [3, 3, 3, 3, 3], false),
-        length("the weight output", 3, 4)
-    );
+    assert_eq!(call(&plain, [4, 4, 4, 4, 0], false), length("the gradient", 4, 0));
+    assert_eq!(call(&plain, [3, 3, 3, 3, 3], false), length("the weight output", 3, 4));
     assert_eq!(call(&amsgrad, [4, 4, 4, 1, 4], true), length("vmax", 4, 1));
-    assert_eq!(
-        call(&amsgrad, [4; 5], false),
-        Err(KernelError::MissingMaximum)
-    );
-    assert_eq!(
-        call(&plain, [4; 5], true),
-        Err(KernelError::UnexpectedMaximum)
-    );
+    assert_eq!(call(&amsgrad, [4; 5], false), Err(KernelError::MissingMaximum));
+    assert_eq!(call(&plain, [4; 5], true), Err(KernelError::UnexpectedMaximum));
 }
 
 #[test]
@@ -418,9 +329,7 @@ fn widening_is_exact_for_every_pattern() {
     let all: Vec<u16> = (0..=u16::MAX).collect();
     let mut wide = vec![0.0; all.len()];
     let same = |wide: &[f32], one: fn(u16) -> f32| {
-        wide.iter()
-            .zip(&all)
-            .all(|(wide, &raw)| wide.to_bits() == one(raw).to_bits())
+        wide.iter().zip(&all).all(|(wide, &raw)| wide.to_bits() == one(raw).to_bits())
     };
     widen(Input::Bf16(&all), &mut wide).expect("equal lengths");
     assert!(same(&wide, bf16_to_f32));
@@ -428,10 +337,6 @@ fn widening_is_exact_for_every_pattern() {
     assert!(same(&wide, f16_to_f32));
     let copy = wide.clone();
     widen(Input::F32(&copy), &mut wide).expect("equal lengths");
-    assert!(
-        copy.iter()
-            .zip(&wide)
-            .all(|(a, b)| a.to_bits() == b.to_bits())
-    );
+    assert!(copy.iter().zip(&wide).all(|(a, b)| a.to_bits() == b.to_bits()));
     assert!(widen(Input::F32(&copy), &mut wide[1..]).is_err());
 }

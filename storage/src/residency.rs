@@ -275,14 +275,13 @@ impl Residency {
         }
     }
 
-    /// A queued write-back comes to its turn; returns the version to write, or `None` if it was
-    /// taken back.
-    pub(crate) fn start_drain(&mut self) -> Option<Version> {
-        let start = self.drain == Drain::Queued && !self.deleted;
-        start.then(|| {
+    /// A queued write-back comes to its turn; returns whether it is still wanted.
+    pub(crate) fn start_drain(&mut self) -> bool {
+        let wanted = self.drain == Drain::Queued && !self.deleted;
+        if wanted {
             self.drain = Drain::Active(self.newest);
-            self.newest
-        })
+        }
+        wanted
     }
 
     /// A write-back ended. After a failure the chunk stays in memory, still dirty.
@@ -410,7 +409,7 @@ mod tests {
                 false
             }
             Event::StartDrain => {
-                assert_eq!(new.start_drain().is_some(), old.drain == Drain::Queued);
+                assert_eq!(new.start_drain(), old.drain == Drain::Queued);
                 false
             }
             Event::Drained(ok) => new.drained(ok) == After::Drop,

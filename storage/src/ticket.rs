@@ -28,11 +28,14 @@ struct Slot<T> {
     waker: Option<Waker>,
     answered: bool,
     abandoned: bool,
+    /// Called when the ticket is dropped before its answer came.
+    on_abandon: Option<Box<dyn FnOnce() + Send>>,
 }
 
 /// Returns a ticket and what answers it.
 pub(crate) fn ticket<T>() -> (Completer<T>, Ticket<T>) {
-    let slot = Slot { answer: None, waker: None, answered: false, abandoned: false };
+    let slot =
+        Slot { answer: None, waker: None, answered: false, abandoned: false, on_abandon: None };
     let shared = Arc::new(Shared { slot: Mutex::new(slot), ready: Condvar::new() });
     (Completer(Arc::clone(&shared)), Ticket(shared))
 }
@@ -43,6 +46,14 @@ impl<T> Ticket<T> {
         let (completer, ticket) = ticket();
         completer.complete(answer);
         ticket
+    }
+
+    /// Has `call` called if the ticket is dropped before its answer came.
+    pub(crate) fn on_abandon(&self, call: impl FnOnce() + Send + 'static) {
+        let mut slot = self.0.slot.lock();
+        if !slot.answered {
+            slot.on_abandon = Some(Box::new(call));
+        }
     }
 
     /// Blocks until the answer is there and returns it.
@@ -102,12 +113,15 @@ impl<T> Future for Ticket<T> {
 impl<T> Drop for Ticket<T> {
     fn drop(&mut self) {
         // An answer may own a lease, whose drop takes other locks: it goes after ours is free.
-        let answer = {
+        let (answer, call) = {
             let mut slot = self.0.slot.lock();
             slot.abandoned = true;
-            slot.answer.take()
+            (slot.answer.take(), slot.on_abandon.take())
         };
         drop(answer);
+        if let Some(call) = call {
+            call();
+        }
     }
 }
 
@@ -125,14 +139,16 @@ impl<T> Completer<T> {
     fn answer(&self, answer: Result<T>) {
         let mut slot = self.0.slot.lock();
         slot.answered = true;
+        let call = slot.on_abandon.take();
         if slot.abandoned {
             drop(slot);
-            drop(answer);
+            drop((answer, call));
             return;
         }
         slot.answer = Some(answer);
         let waker = slot.waker.take();
         drop(slot);
+        drop(call);
         self.0.ready.notify_all();
         if let Some(waker) = waker {
             waker.wake();

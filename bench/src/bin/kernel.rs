@@ -33,33 +33,14 @@ struct Work {
 impl Work {
     fn new(n: usize) -> Self {
         // bf16 patterns from 2^-7 to 1 of either sign: nothing subnormal, nothing the same.
-        let grad = (0..n)
-            .map(|i| (i as u16 & 0x8000) | 0x3C00 | (i as u16 & 0x037F))
-            .collect();
+        let grad = (0..n).map(|i| (i as u16 & 0x8000) | 0x3C00 | (i as u16 & 0x037F)).collect();
         let p = (0..n).map(|i| (i % 1000) as f32 * 1e-3 - 0.5).collect();
-        Work {
-            p,
-            m: vec![1e-3; n],
-            v: vec![1e-4; n],
-            grad,
-            weights: vec![0; n],
-        }
+        Work { p, m: vec![1e-3; n], v: vec![1e-4; n], grad, weights: vec![0; n] }
     }
 
     fn update(&mut self, isa: Isa, k: &Scalars) -> Result<(), KernelError> {
-        let planes = Planes {
-            p: &mut self.p,
-            m: &mut self.m,
-            v: &mut self.v,
-            vmax: None,
-        };
-        update(
-            isa,
-            k,
-            planes,
-            Input::Bf16(&self.grad),
-            Output::Bf16(&mut self.weights),
-        )
+        let planes = Planes { p: &mut self.p, m: &mut self.m, v: &mut self.v, vmax: None };
+        update(isa, k, planes, Input::Bf16(&self.grad), Output::Bf16(&mut self.weights))
     }
 }
 
@@ -84,10 +65,7 @@ fn fastest(isa: Isa, threads: usize, n: usize, repeats: usize) -> Result<Duratio
     };
     let all = thread::scope(|scope| {
         let handles: Vec<_> = (0..threads).map(|_| scope.spawn(pass_times)).collect();
-        handles
-            .into_iter()
-            .map(|handle| handle.join())
-            .collect::<Vec<_>>()
+        handles.into_iter().map(|handle| handle.join()).collect::<Vec<_>>()
     });
     let mut best = Duration::MAX;
     for times in all {
@@ -98,14 +76,8 @@ fn fastest(isa: Isa, threads: usize, n: usize, repeats: usize) -> Result<Duratio
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let wanted: Option<Isa> = std::env::args()
-        .nth(1)
-        .map(|name| name.parse())
-        .transpose()?;
-    println!(
-        "{:8} {:>7} {:>7} {:>12} {:>8}",
-        "isa", "threads", "where", "Mparams/s", "GB/s"
-    );
+    let wanted: Option<Isa> = std::env::args().nth(1).map(|name| name.parse()).transpose()?;
+    println!("{:8} {:>7} {:>7} {:>12} {:>8}", "isa", "threads", "where", "Mparams/s", "GB/s");
     for isa in Isa::available().filter(|isa| wanted.is_none_or(|wanted| wanted == *isa)) {
         for (place, n, repeats) in [("cache", IN_CACHE, 512), ("memory", IN_MEMORY, 1)] {
             for threads in [1, 2] {

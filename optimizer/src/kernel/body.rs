@@ -57,11 +57,7 @@ pub(super) fn segment<I: Widen, O: Narrow, const AMSGRAD: bool>(
         let x = if AMSGRAD {
             let kept = vmax[i];
             // Not `max`: a NaN on either side must win.
-            let x = if (kept >= v_new) | kept.is_nan() {
-                kept
-            } else {
-                v_new
-            };
+            let x = if (kept >= v_new) | kept.is_nan() { kept } else { v_new };
             vmax[i] = x;
             x
         } else {
@@ -104,11 +100,7 @@ impl Uniform {
         let near = k.w1.abs() < 0.5;
         Uniform {
             s: if k.maximize { -k.s } else { k.s },
-            dec: if k.decay == Decay::Decoupled {
-                k.dec
-            } else {
-                1.0
-            },
+            dec: if k.decay == Decay::Decoupled { k.dec } else { 1.0 },
             l2: k.l2,
             l2_mask: mask(k.decay == Decay::L2),
             // `w1 - 1` is exact from one half on.
@@ -116,11 +108,7 @@ impl Uniform {
             near_mask: mask(near),
             b2: k.b2,
             w2: k.w2,
-            threshold: if k.subnormals == Subnormals::Flush {
-                f32::MIN_POSITIVE
-            } else {
-                0.0
-            },
+            threshold: if k.subnormals == Subnormals::Flush { f32::MIN_POSITIVE } else { 0.0 },
             ss: k.ss,
             bs: k.bs,
             eps: k.eps,

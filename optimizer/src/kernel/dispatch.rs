@@ -37,12 +37,7 @@ impl Isa {
     /// such a name, or names what this machine lacks. Never without the variable.
     pub fn detect() -> Result<Isa, KernelError> {
         let wanted = std::env::var_os(ISA_VARIABLE);
-        Isa::choose(
-            wanted
-                .as_ref()
-                .map(|value| value.to_string_lossy())
-                .as_deref(),
-        )
+        Isa::choose(wanted.as_ref().map(|value| value.to_string_lossy()).as_deref())
     }
 
     /// Those that this machine can run, slowest first; [`Isa::Scalar`] is always one.
@@ -81,11 +76,7 @@ impl Isa {
             None | Some("") => Ok(Isa::available().last().unwrap_or(Isa::Scalar)),
             Some(name) => {
                 let isa: Isa = name.parse()?;
-                if isa.is_available() {
-                    Ok(isa)
-                } else {
-                    Err(KernelError::UnavailableIsa { isa })
-                }
+                if isa.is_available() { Ok(isa) } else { Err(KernelError::UnavailableIsa { isa }) }
             }
         }
     }
@@ -104,9 +95,7 @@ impl FromStr for Isa {
         Isa::ALL
             .into_iter()
             .find(|isa| isa.name() == name)
-            .ok_or_else(|| KernelError::UnknownIsa {
-                name: name.to_owned(),
-            })
+            .ok_or_else(|| KernelError::UnknownIsa { name: name.to_owned() })
     }
 }
 
@@ -124,11 +113,8 @@ mod tests {
     #[test]
     fn a_wish_is_granted_or_refused_by_name() {
         for isa in Isa::ALL {
-            let expected = if isa.is_available() {
-                Ok(isa)
-            } else {
-                Err(KernelError::UnavailableIsa { isa })
-            };
+            let expected =
+                if isa.is_available() { Ok(isa) } else { Err(KernelError::UnavailableIsa { isa }) };
             assert_eq!(Isa::choose(Some(isa.name())), expected);
         }
         let error = Isa::choose(Some("AVX9")).unwrap_err();

@@ -38,10 +38,7 @@ impl FpEnv {
     pub(crate) fn enter() -> Self {
         let saved = read();
         write(DEFAULT);
-        FpEnv {
-            saved,
-            _not_send: PhantomData,
-        }
+        FpEnv { saved, _not_send: PhantomData }
     }
 }
 
@@ -106,36 +103,21 @@ mod tests {
     use crate::kernel::{Input, Isa, Output, Planes, Scalars, update};
 
     /// Flush-to-zero, denormals-are-zero, and rounding toward zero besides.
-    const HOSTILE: [Control; 4] = [
-        DEFAULT | 0x8000,
-        DEFAULT | 0x0040,
-        DEFAULT | 0x8040,
-        DEFAULT | 0x6000,
-    ];
+    const HOSTILE: [Control; 4] =
+        [DEFAULT | 0x8000, DEFAULT | 0x0040, DEFAULT | 0x8040, DEFAULT | 0x6000];
 
     /// Bits of everything one update leaves, computed in environment `control`.
     ///
     /// Inputs and results are integers, so that only the kernel's own arithmetic is under test.
     fn update_under(control: Control, isa: Isa, k: &Scalars) -> (Vec<u32>, Control) {
-        let mut p: Vec<f32> = (0..50_u32)
-            .map(|i| f32::from_bits(i * 0x0002_3456))
-            .collect();
-        let mut m: Vec<f32> = (0..50_u32)
-            .map(|i| f32::from_bits(i * 0x0003_1111))
-            .collect();
-        let mut v: Vec<f32> = (0..50_u32)
-            .map(|i| f32::from_bits(i * 0x0000_7777))
-            .collect();
+        let mut p: Vec<f32> = (0..50_u32).map(|i| f32::from_bits(i * 0x0002_3456)).collect();
+        let mut m: Vec<f32> = (0..50_u32).map(|i| f32::from_bits(i * 0x0003_1111)).collect();
+        let mut v: Vec<f32> = (0..50_u32).map(|i| f32::from_bits(i * 0x0000_7777)).collect();
         let g: Vec<u16> = (0..50_u16).map(|i| i * 5).collect();
         let mut w = vec![0_u16; 50];
         let before = read();
         write(control);
-        let planes = Planes {
-            p: &mut p,
-            m: &mut m,
-            v: &mut v,
-            vmax: None,
-        };
+        let planes = Planes { p: &mut p, m: &mut m, v: &mut v, vmax: None };
         let result = update(isa, k, planes, Input::Bf16(&g), Output::Bf16(&mut w));
         let after = read();
         write(before);
@@ -170,11 +152,7 @@ mod tests {
 
     #[test]
     fn the_host_scalars_ignore_it_too() {
-        let hyper = Hyper {
-            eps: 1e-42,
-            lr: 3e-40,
-            ..Hyper::default()
-        };
+        let hyper = Hyper { eps: 1e-42, lr: 3e-40, ..Hyper::default() };
         let expected = Scalars::at(&hyper, 7, 1e-41);
         assert!(expected.eps.is_subnormal() && expected.s.is_subnormal());
         for control in HOSTILE {

@@ -29,12 +29,7 @@ pub(super) struct Element {
 
 /// The state after an update by gradient `grad`.
 pub(super) fn element(k: &Scalars, grad: f32, old: Element) -> Element {
-    let Element {
-        mut p,
-        mut m,
-        mut v,
-        mut vmax,
-    } = old;
+    let Element { mut p, mut m, mut v, mut vmax } = old;
 
     let mut g = grad * k.s;
     if k.maximize {
@@ -98,12 +93,7 @@ pub(super) fn segment<I: Widen, O: Narrow, const AMSGRAD: bool>(
     let mut maxima = vmax.iter_mut();
     for (((p, m), v), &g) in p.iter_mut().zip(m).zip(v).zip(grad) {
         let vmax = maxima.next();
-        let old = Element {
-            p: *p,
-            m: *m,
-            v: *v,
-            vmax: vmax.as_deref().copied().unwrap_or(0.0),
-        };
+        let old = Element { p: *p, m: *m, v: *v, vmax: vmax.as_deref().copied().unwrap_or(0.0) };
         let new = element(k, I::widen(g), old);
         (*p, *m, *v) = (new.p, new.m, new.v);
         if AMSGRAD && let Some(vmax) = vmax {

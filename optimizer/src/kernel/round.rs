@@ -40,11 +40,7 @@ pub const fn f16_to_f32(bits: u16) -> f32 {
     let special = (magnitude << 13) | 0x7F80_0000;
     // A small integer times a power of two: exact, and never subnormal in f32.
     let subnormal = (magnitude as i32 as f32 * UNIT).to_bits();
-    let finite = if magnitude < 0x0400 {
-        subnormal
-    } else {
-        normal
-    };
+    let finite = if magnitude < 0x0400 { subnormal } else { normal };
     f32::from_bits(sign | if magnitude < 0x7C00 { finite } else { special })
 }
 
@@ -61,10 +57,7 @@ pub const fn f32_to_f16(value: f32) -> u16 {
     let magnitude = bits & 0x7FFF_FFFF;
 
     let even = (magnitude >> 13) & 1;
-    let normal = magnitude
-        .wrapping_sub(112 << 23)
-        .wrapping_add(0x0FFF + even)
-        >> 13;
+    let normal = magnitude.wrapping_sub(112 << 23).wrapping_add(0x0FFF + even) >> 13;
 
     // In units of 2^-24 the significand counts 2^(exponent - 126). A shift of 25 gives 0, which is
     // also right for all that is smaller; the lower bound only keeps unused lanes in range.
@@ -75,11 +68,7 @@ pub const fn f32_to_f16(value: f32) -> u16 {
     let even = (significand >> shift) & 1;
     let subnormal = (significand + ((1 << (shift - 1)) - 1) + even) >> shift;
 
-    let finite = if magnitude < MIN_NORMAL {
-        subnormal
-    } else {
-        normal
-    };
+    let finite = if magnitude < MIN_NORMAL { subnormal } else { normal };
     let rounded = (sign | if magnitude < OVERFLOW { finite } else { 0x7C00 }) as u16;
     if is_nan(bits) { F16_NAN } else { rounded }
 }
@@ -195,10 +184,7 @@ mod tests {
             let wide = bf16_to_f32(bits);
             let expected = half::bf16::from_bits(bits).to_f32();
             assert!(wide.to_bits() == expected.to_bits() || (wide.is_nan() && expected.is_nan()));
-            assert_eq!(
-                f32_to_bf16(wide),
-                if wide.is_nan() { BF16_NAN } else { bits }
-            );
+            assert_eq!(f32_to_bf16(wide), if wide.is_nan() { BF16_NAN } else { bits });
 
             let wide = f16_to_f32(bits);
             let expected = half::f16::from_bits(bits).to_f32();
@@ -213,17 +199,9 @@ mod tests {
             let (bf16, f16) = if value.is_nan() {
                 (BF16_NAN, F16_NAN)
             } else {
-                (
-                    half::bf16::from_f32(value).to_bits(),
-                    half::f16::from_f32(value).to_bits(),
-                )
+                (half::bf16::from_f32(value).to_bits(), half::f16::from_f32(value).to_bits())
             };
-            assert_eq!(
-                f32_to_bf16(value),
-                bf16,
-                "bf16 of {:#010x}",
-                value.to_bits()
-            );
+            assert_eq!(f32_to_bf16(value), bf16, "bf16 of {:#010x}", value.to_bits());
             assert_eq!(f32_to_f16(value), f16, "f16 of {:#010x}", value.to_bits());
         }
     }

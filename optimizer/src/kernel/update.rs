@@ -59,18 +59,9 @@ pub fn update(
         (None, true) => return Err(KernelError::MissingMaximum),
         (Some(_), false) => return Err(KernelError::UnexpectedMaximum),
     };
-    let slices = Slices {
-        p: planes.p,
-        m: planes.m,
-        v: planes.v,
-        vmax,
-    };
+    let slices = Slices { p: planes.p, m: planes.m, v: planes.v, vmax };
     let call = Call { isa, k, slices };
-    if call.by_input(grad, out) {
-        Ok(())
-    } else {
-        Err(KernelError::UnavailableIsa { isa })
-    }
+    if call.by_input(grad, out) { Ok(()) } else { Err(KernelError::UnavailableIsa { isa }) }
 }
 
 /// Fills `master` with the values of `from`, exactly: the start of a master plane.
@@ -94,15 +85,7 @@ fn widen_all<I: Widen>(from: &[I::Raw], to: &mut [f32]) {
 }
 
 fn check(what: &'static str, expected: usize, actual: usize) -> Result<(), KernelError> {
-    if actual == expected {
-        Ok(())
-    } else {
-        Err(KernelError::Length {
-            what,
-            expected,
-            actual,
-        })
-    }
+    if actual == expected { Ok(()) } else { Err(KernelError::Length { what, expected, actual }) }
 }
 
 /// A checked call on its way to the loop compiled for it; each method settles one type parameter.

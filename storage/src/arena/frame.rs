@@ -71,11 +71,6 @@ impl FrameMut {
         unsafe { std::slice::from_raw_parts_mut(self.0.address(0), self.0.padded_len()) }
     }
 
-    /// Returns the frame's byte range in the arena, padding included.
-    pub(crate) fn arena_range(&self) -> Range<u64> {
-        self.0.start..self.0.start + self.0.padded_len() as u64
-    }
-
     /// Gives up exclusivity.
     pub fn share(self) -> FrameRef {
         FrameRef(self.0)

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::arena::{FillGuard, FrameMut, FrameRef};
 use crate::codec::Checksums;
 use crate::error::Result;
-use crate::id::{ChunkId, PathId, Version};
+use crate::id::{ChunkId, PathId};
 use crate::path::Extent;
 use crate::residency::{Mode, Residency};
 use crate::sync::{AtomicBool, AtomicU64, Mutex};
@@ -56,10 +56,9 @@ pub(crate) enum FrameSlot {
     Out,
 }
 
-/// A copy of one version on a path.
+/// The copy on a path; which version it is says [`Residency::stored`].
 #[derive(Debug)]
 pub(crate) struct DiskCopy {
-    pub(crate) version: Version,
     pub(crate) path: PathId,
     /// Shared with a read in progress; freed by whoever holds it last.
     pub(crate) extent: Arc<Extent>,
@@ -70,8 +69,15 @@ pub(crate) struct DiskCopy {
 pub(crate) struct Waiter {
     pub(crate) mode: Mode,
     pub(crate) since: Instant,
-    /// Called exactly once, with no lock held.
-    pub(crate) wake: Box<dyn FnOnce(Result<(Granted, Waits)>) + Send>,
+    pub(crate) reply: Box<dyn Reply>,
+}
+
+/// How somebody who waits for a lease is told.
+pub(crate) trait Reply: Send {
+    /// Tells the outcome; called with no lock held.
+    fn tell(self: Box<Self>, answer: Result<(Granted, Waits)>);
+    /// Returns whether nobody waits any more.
+    fn is_abandoned(&self) -> bool;
 }
 
 /// What a lease gives access to.

@@ -4,6 +4,7 @@ mod chunk;
 mod key;
 mod object;
 
-pub(crate) use chunk::{Cell, Chunk, DiskCopy, FrameSlot, Granted, Waiter, Waits};
+pub use chunk::Waits;
+pub(crate) use chunk::{Cell, Chunk, DiskCopy, FrameSlot, Granted, Reply, Waiter};
 pub use key::Key;
 pub(crate) use object::{Catalog, Object};

@@ -1,6 +1,7 @@
 //! Objects, and the map from keys to them.
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 use std::sync::Arc;
 
 use crate::dtype::DType;
@@ -77,7 +78,11 @@ impl Object {
             key: self.key.lock().to_string(),
             why: format!(
                 "is {} ({} of shape {:?}, {} bytes), given {} bytes",
-                Bytes(self.bytes), self.dtype, self.shape, self.bytes, bytes
+                Bytes(self.bytes),
+                self.dtype,
+                self.shape,
+                self.bytes,
+                bytes
             ),
         })
     }
@@ -127,7 +132,7 @@ impl Catalog {
 
     /// Returns the objects whose key begins with `prefix`, in order of their keys.
     pub(crate) fn list(&self, prefix: &str) -> Vec<(Key, Arc<Object>)> {
-        let from = self.objects.range::<str, _>(prefix..);
+        let from = self.objects.range::<str, _>((Bound::Included(prefix), Bound::Unbounded));
         from.take_while(|(key, _)| key.starts_with(prefix))
             .map(|(key, object)| (key.clone(), Arc::clone(object)))
             .collect()
@@ -139,5 +144,7 @@ impl Catalog {
 }
 
 fn not_found(key: &str) -> Error {
-    Error::NotFound { key: Key::new(key).map_or_else(|_| String::from("(a key over 64 KiB)"), |k| k.to_string()) }
+    Error::NotFound {
+        key: Key::new(key).map_or_else(|_| String::from("(a key over 64 KiB)"), |k| k.to_string()),
+    }
 }

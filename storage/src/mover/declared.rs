@@ -32,10 +32,8 @@ impl Mover {
     /// not leaves; `reserve` bytes of the budget are left to what is on its way in and out.
     pub(super) fn declare(&mut self, this: Vec<Arc<Chunk>>, next: Vec<Arc<Chunk>>, reserve: u64) {
         self.end_schedule();
-        let access = |chunk: &Arc<Chunk>| Access {
-            chunk: chunk.id,
-            bytes: granules_up(chunk.bytes.max(1)),
-        };
+        let access =
+            |chunk: &Arc<Chunk>| Access { chunk: chunk.id, bytes: granules_up(chunk.bytes.max(1)) };
         let budget = self.handle.shared.arena.usage().budget;
         let schedule = Schedule::new(
             this.iter().map(access).collect(),

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::arena::FrameRef;
-use crate::catalog::{Cell, Chunk, FrameSlot, Granted, Waiter, Waits};
+use crate::catalog::{Cell, Chunk, FrameSlot, Granted, Reply, Waiter, Waits};
 use crate::error::{Error, Result};
-use crate::residency::{After, Lease, Mode};
+use crate::residency::{After, Host, Lease, Mode};
 use crate::sync::Ordering;
-use crate::ticket::{Ticket, ticket};
+use crate::ticket::{Completer, Ticket, ticket};
 
 use super::{Handle, Msg};
 
@@ -21,6 +21,24 @@ pub(crate) struct Hold {
     changed: bool,
     waits: Waits,
     handle: Handle,
+}
+
+/// Tells the holder of a ticket for a lease.
+struct HoldReply {
+    completer: Completer<Hold>,
+    handle: Handle,
+    chunk: Arc<Chunk>,
+}
+
+impl Reply for HoldReply {
+    fn tell(self: Box<Self>, answer: Result<(Granted, Waits)>) {
+        let Self { completer, handle, chunk } = *self;
+        completer.complete(answer.map(|(granted, waits)| handle.hold(&chunk, granted, waits)));
+    }
+
+    fn is_abandoned(&self) -> bool {
+        self.completer.is_abandoned()
+    }
 }
 
 /// Somebody whose wait is over, to be told once no lock is held.
@@ -65,12 +83,30 @@ impl Handle {
 
     fn wait_for(&self, chunk: &Arc<Chunk>, cell: &mut Cell, mode: Mode) -> Ticket<Hold> {
         let (completer, ticket) = ticket();
-        let (handle, waited) = (self.clone(), Arc::clone(chunk));
-        let wake = Box::new(move |answer: Result<(Granted, Waits)>| {
-            completer.complete(answer.map(|(granted, waits)| handle.hold(&waited, granted, waits)));
+        let reply =
+            Box::new(HoldReply { completer, handle: self.clone(), chunk: Arc::clone(chunk) });
+        cell.waiters.push_back(Waiter { mode, since: Instant::now(), reply });
+        let (handle, chunk) = (self.clone(), Arc::downgrade(chunk));
+        ticket.on_abandon(move || {
+            if let Some(chunk) = chunk.upgrade() {
+                handle.gave_up(&chunk);
+            }
         });
-        cell.waiters.push_back(Waiter { mode, since: Instant::now(), wake });
         ticket
+    }
+
+    /// Somebody no longer waits: whoever waited behind him may go on.
+    fn gave_up(&self, chunk: &Arc<Chunk>) {
+        let mut cell = chunk.cell.lock();
+        let waiters = std::mem::take(&mut cell.waiters);
+        let (abandoned, waiting): (VecDeque<_>, VecDeque<_>) =
+            waiters.into_iter().partition(|w| w.reply.is_abandoned());
+        cell.waiters = waiting;
+        let loading = cell.residency.host == Host::Filling;
+        let (woken, load) = if loading { (Vec::new(), false) } else { cell.grant(chunk) };
+        drop(cell);
+        drop(abandoned);
+        self.wake(chunk, woken, load);
     }
 
     fn hold(&self, chunk: &Arc<Chunk>, granted: Granted, waits: Waits) -> Hold {
@@ -87,7 +123,7 @@ impl Handle {
     /// Wakes everybody and sends for the chunk if the first who waits needs it loaded.
     pub(super) fn wake(&self, chunk: &Arc<Chunk>, woken: Woken, load: bool) {
         for (waiter, answer) in woken {
-            (waiter.wake)(answer);
+            waiter.reply.tell(answer);
         }
         if load {
             self.send(Msg::Load(Arc::clone(chunk)));
@@ -227,11 +263,6 @@ impl Hold {
     /// Returns what was waited for.
     pub(crate) fn waits(&self) -> Waits {
         self.waits
-    }
-
-    /// Returns the chunk.
-    pub(crate) fn chunk(&self) -> &Arc<Chunk> {
-        &self.chunk
     }
 }
 

@@ -14,28 +14,20 @@ use crate::sync::Ordering;
 use crate::ticket::Completer;
 use crate::units::Bytes;
 
+use super::Msg;
 use super::room::Frame;
 use super::run::Mover;
 use super::worker::Job;
-use super::Msg;
 
 /// Somebody wants memory.
 pub(super) enum Want {
     /// For a chunk, to be loaded.
     Load(Arc<Chunk>),
     /// For new contents.
-    Frame { bytes: u64, key: String, reply: Completer<FrameMut> },
+    Frame { bytes: u64, reply: Completer<FrameMut> },
 }
 
 impl Want {
-    pub(super) fn load(chunk: Arc<Chunk>) -> Self {
-        Want::Load(chunk)
-    }
-
-    pub(super) fn frame(bytes: u64, key: String, reply: Completer<FrameMut>) -> Self {
-        Want::Frame { bytes, key, reply }
-    }
-
     pub(super) fn bytes(&self) -> u64 {
         match self {
             Want::Load(chunk) => chunk.bytes,
@@ -53,7 +45,7 @@ impl Want {
                 let woken = cell.refuse_all(error);
                 drop(cell);
                 for (waiter, answer) in woken {
-                    (waiter.wake)(answer);
+                    waiter.reply.tell(answer);
                 }
             }
         }

@@ -21,7 +21,7 @@ use crate::catalog::{Chunk, Object};
 use crate::codec::Checksums;
 use crate::error::{Errno, Error, Result};
 use crate::evict::EvictionPolicy;
-use crate::id::{PathId, Version};
+use crate::id::PathId;
 use crate::metrics::Counters;
 use crate::path::{CloseError, Extent, PathStore, TransferError};
 use crate::sync::{AtomicBool, AtomicU64, Ordering};
@@ -35,7 +35,7 @@ pub(crate) enum Msg {
     /// A lease waits for a chunk that is not in memory.
     Load(Arc<Chunk>),
     /// A caller wants a frame of its own for new contents.
-    Frame { bytes: u64, key: String, reply: Completer<FrameMut> },
+    Frame { bytes: u64, reply: Completer<FrameMut> },
     /// A frame from [`Msg::Frame`] now belongs to this chunk, or (`None`) was given up.
     Adopt(Option<Arc<Chunk>>),
     /// These chunks will be wanted.
@@ -76,7 +76,6 @@ pub(crate) enum Msg {
 #[derive(Debug)]
 pub(crate) struct Sealed {
     chunk: Arc<Chunk>,
-    version: Version,
     sums: Option<Checksums>,
     /// Paths that refused it and why.
     tried: Vec<(PathId, Errno)>,

@@ -76,7 +76,8 @@ impl Mover {
         }
         let usage = self.handle.shared.arena.usage();
         let held = self.resident.values().filter(|chunk| chunk.cell.lock().residency.leased());
-        let holders = held.take(8).map(|chunk| format!("{} ({})", chunk.key_text(), Bytes(chunk.bytes)));
+        let holders =
+            held.take(8).map(|chunk| format!("{} ({})", chunk.key_text(), Bytes(chunk.bytes)));
         Frame::Never(Error::BudgetExhausted {
             budget: Bytes(usage.budget),
             needed: Bytes(need),
@@ -137,7 +138,8 @@ impl Mover {
         let next_use = self.declared.as_ref().and_then(|declared| declared.next_use(chunk.id));
         // What a prefetch brings must not cost what a schedule keeps, nor what another prefetch
         // brought and nobody used yet.
-        let spared = class == Class::Prefetch && (next_use.is_some() || chunk.awaited.load(Ordering::Relaxed));
+        let spared = class == Class::Prefetch
+            && (next_use.is_some() || chunk.awaited.load(Ordering::Relaxed));
         let stuck = dirty && !self.any_path_usable();
         if !rest || spared || stuck {
             return None;
@@ -151,7 +153,11 @@ impl Mover {
     pub(super) fn evict(&mut self, chunk: &Arc<Chunk>, leaving: Leaving) -> Evict {
         let mut cell = chunk.cell.lock();
         let answer = cell.residency.evict(leaving);
-        let slot = if answer == Evict::Dropped { std::mem::take(&mut cell.frame) } else { FrameSlot::Empty };
+        let slot = if answer == Evict::Dropped {
+            std::mem::take(&mut cell.frame)
+        } else {
+            FrameSlot::Empty
+        };
         let (woken, load) = cell.grant(chunk);
         drop(cell);
         drop(slot);

@@ -139,10 +139,11 @@ impl Mover {
 
     fn act(&mut self, msg: Msg) {
         match msg {
-            Msg::Load(chunk) => self.demand.push_back(Want::load(chunk)),
-            Msg::Frame { bytes, key, reply } => self.demand.push_back(Want::frame(bytes, key, reply)),
+            Msg::Load(chunk) => self.demand.push_back(Want::Load(chunk)),
+            Msg::Frame { bytes, reply } => self.demand.push_back(Want::Frame { bytes, reply }),
+
             Msg::Adopt(chunk) => self.adopt(chunk),
-            Msg::Prefetch(chunks) => self.prefetch.extend(chunks.into_iter().map(Want::load)),
+            Msg::Prefetch(chunks) => self.prefetch.extend(chunks.into_iter().map(Want::Load)),
             Msg::Evict { chunks, reply } => self.evict_all(&chunks, reply),
             Msg::Flush { reply } => self.flush(reply),
             Msg::Delete(object) => object.chunks.iter().for_each(|chunk| self.delete(chunk)),
@@ -155,7 +156,9 @@ impl Mover {
             Msg::WriteBack(chunk) => self.queue_write_back(&chunk),
             Msg::Left(chunk) => self.left(&chunk),
             Msg::Freed => {}
-            Msg::Read { chunk, path, extent, result } => self.read_done(chunk, path, extent, result),
+            Msg::Read { chunk, path, extent, result } => {
+                self.read_done(chunk, path, extent, result)
+            }
             Msg::Filled { chunk, result } => self.filled(&chunk, result),
             Msg::Sealed { sealed } => {
                 self.sealing -= 1;

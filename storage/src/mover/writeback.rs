@@ -22,8 +22,12 @@ use super::{Msg, Sealed};
 /// path is made late.
 const PATH_QUEUE_BYTES: u64 = 16 << 20;
 
-/// How long a path that refused a write is left alone, unless space is freed on it before.
+/// How long a path that refused a write is left alone while another will do, or, when it was full,
+/// altogether unless space is freed on it before.
 const REST: Duration = Duration::from_secs(1);
+
+/// How often a chunk is offered to one path: an error may pass, a full disk does not.
+const TRIES: usize = 2;
 
 /// Whether a path takes writes.
 #[derive(Debug, Clone, Copy, Default)]
@@ -33,9 +37,18 @@ pub(super) struct Health {
 }
 
 impl Health {
-    pub(super) fn usable(&self) -> bool {
-        self.refused.is_none_or(|(at, _)| at.elapsed() >= REST)
+    fn resting(&self) -> bool {
+        self.refused.is_some_and(|(at, _)| at.elapsed() < REST)
     }
+
+    /// Returns whether a chunk may be offered to it.
+    fn usable(&self) -> bool {
+        !self.resting() || self.refused.is_none_or(|(_, errno)| !full(errno))
+    }
+}
+
+fn full(errno: Errno) -> bool {
+    matches!(errno.0, libc::ENOSPC | libc::EDQUOT | libc::EFBIG)
 }
 
 impl Mover {
@@ -93,13 +106,13 @@ impl Mover {
             let started = cell.residency.start_drain();
             let frame = cell.frame_to_read();
             drop(cell);
-            let (Some(version), Some(frame)) = (started, frame) else {
+            let (true, Some(frame)) = (started, frame) else {
                 self.uncount_coming(&chunk);
                 self.settled(&chunk, None);
                 taken_back = true;
                 continue;
             };
-            let sealed = Sealed { chunk, version, sums: None, tried: Vec::new() };
+            let sealed = Sealed { chunk, sums: None, tried: Vec::new() };
             if self.handle.shared.checksums {
                 self.sealing += 1;
                 let _ = self.workers.send(Job::Seal { sealed, frame });
@@ -138,15 +151,24 @@ impl Mover {
     fn candidates(&self, sealed: &Sealed) -> Vec<Candidate> {
         let one = |(index, path): (usize, &Arc<dyn PathStore>)| {
             let id = PathId(index as u16);
-            let tried = sealed.tried.iter().any(|(path, _)| *path == id);
+            let tried = || sealed.tried.iter().filter(move |(path, _)| *path == id);
+            let open = tried().count() < TRIES && tried().all(|(_, errno)| !full(*errno));
             Candidate {
                 path: id,
                 sustained_bps: path.profile().share(),
-                usable: self.health[index].usable() && !tried,
+                usable: open && self.health[index].usable(),
                 ready: path.outstanding().write_bytes < PATH_QUEUE_BYTES,
             }
         };
-        self.handle.shared.paths.iter().enumerate().map(one).collect()
+        let mut all: Vec<_> = self.handle.shared.paths.iter().enumerate().map(one).collect();
+        // A path that just failed is asked again only when no other is left.
+        let rested = |c: &Candidate| c.usable && !self.health[c.path.index()].resting();
+        if all.iter().any(rested) {
+            for candidate in &mut all {
+                candidate.usable = rested(candidate);
+            }
+        }
+        all
     }
 
     fn refused(&mut self, sealed: &mut Sealed, path: PathId, errno: Errno) {
@@ -186,9 +208,9 @@ impl Mover {
             self.sealed.push_front(sealed);
             return;
         }
-        let Sealed { chunk, version, sums, .. } = sealed;
+        let Sealed { chunk, sums, .. } = sealed;
         let mut cell = chunk.cell.lock();
-        let copy = DiskCopy { version, path, extent, sums };
+        let copy = DiskCopy { path, extent, sums };
         let old = cell.disk.replace(copy);
         let after = cell.residency.drained(true);
         let gone = cell.residency.deleted;
@@ -209,17 +231,14 @@ impl Mover {
     /// No path took a chunk: it stays in memory, dirty, and whoever waits for its place is told.
     fn give_up(&mut self, sealed: &Sealed) {
         let chunk = &sealed.chunk;
-        let name = |index: usize| self.handle.shared.paths[index].capabilities().dir.display();
-        let tried = sealed.tried.iter().map(|(path, errno)| format!("{}: {errno}", name(path.index())));
-        let resting = self.health.iter().enumerate().filter_map(|(index, health)| {
-            let tried = sealed.tried.iter().any(|(path, _)| path.index() == index);
-            let (_, errno) = health.refused.filter(|_| !tried)?;
-            Some(format!("{}: {errno}", name(index)))
+        let refused = self.health.iter().enumerate().filter_map(|(index, health)| {
+            let dir = self.handle.shared.paths[index].capabilities().dir.display();
+            health.refused.map(|(_, errno)| format!("{dir}: {errno}"))
         });
         let error = Error::NoSpace {
             key: chunk.key_text(),
             bytes: Bytes(chunk.bytes),
-            tried: tried.chain(resting).collect(),
+            tried: refused.collect(),
         };
         let after = chunk.cell.lock().residency.drained(false);
         self.no_space = Some(error.clone());

@@ -1,5 +1,7 @@
 //! Storage paths: places of unequal speed that keep extents and move them to and from frames.
 
+#[cfg(any(test, feature = "testing"))]
+pub mod memory;
 pub mod options;
 pub mod profile;
 pub mod store;

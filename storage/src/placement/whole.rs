@@ -39,9 +39,9 @@ pub(crate) enum Choice {
 /// Returns each candidate's share of new bytes; the shares of usable paths add up to 1.
 pub(crate) fn shares(candidates: &[Candidate]) -> Vec<f64> {
     let total: f64 = candidates.iter().filter(|c| c.usable).map(|c| c.sustained_bps.max(1.0)).sum();
-    let floored = candidates.iter().map(|c| {
-        if c.usable { (c.sustained_bps.max(1.0) / total).max(LEAST_SHARE) } else { 0.0 }
-    });
+    let floored = candidates
+        .iter()
+        .map(|c| if c.usable { (c.sustained_bps.max(1.0) / total).max(LEAST_SHARE) } else { 0.0 });
     let floored: Vec<f64> = floored.collect();
     let sum: f64 = floored.iter().sum();
     floored.into_iter().map(|share| if sum > 0.0 { share / sum } else { 0.0 }).collect()

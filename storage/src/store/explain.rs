@@ -2,9 +2,9 @@
 
 use std::fmt;
 
+use crate::id::PathId;
 use crate::path::{Capabilities, PathProfile, PathStore};
 use crate::placement::{Candidate, shares};
-use crate::id::PathId;
 use crate::units::{Bytes, BytesPerSecond};
 
 use super::Store;
@@ -41,14 +41,17 @@ impl Store {
         let shared = &self.0.handle.shared;
         let candidate = |(index, path): (usize, &std::sync::Arc<dyn PathStore>)| Candidate {
             path: PathId(index as u16),
-            sustained_bps: path.profile().share(),
+            sustained_bps: path.profile().read_bps,
             usable: true,
             ready: true,
         };
         let candidates: Vec<_> = shared.paths.iter().enumerate().map(candidate).collect();
-        let paths = shared.paths.iter().zip(shares(&candidates)).map(|(path, share)| {
-            PathExplanation { capabilities: path.capabilities().clone(), profile: path.profile(), share }
-        });
+        let paths =
+            shared.paths.iter().zip(shares(&candidates)).map(|(path, share)| PathExplanation {
+                capabilities: path.capabilities().clone(),
+                profile: path.profile(),
+                share,
+            });
         Explanation {
             host_budget: shared.arena.usage().budget,
             checksums: shared.checksums,
@@ -64,8 +67,17 @@ impl fmt::Display for Explanation {
         writeln!(f, "host budget {}, checksums {checksums}", Bytes(self.host_budget))?;
         for path in &self.paths {
             let Capabilities { dir, kind, file_system, .. } = &path.capabilities;
-            writeln!(f, "{} ({kind}, {file_system}), share {:.0} %", dir.display(), path.share * 100.0)?;
-            writeln!(f, "  engine: {} ({})", path.capabilities.engine, path.capabilities.engine_why)?;
+            writeln!(
+                f,
+                "{} ({kind}, {file_system}), share {:.0} %",
+                dir.display(),
+                path.share * 100.0
+            )?;
+            writeln!(
+                f,
+                "  engine: {} ({})",
+                path.capabilities.engine, path.capabilities.engine_why
+            )?;
             let direct = if path.capabilities.direct { "direct" } else { "buffered" };
             writeln!(f, "  transfers: {direct} ({})", path.capabilities.direct_why)?;
             let PathProfile { read_bps, write_bps, sharing } = path.profile;

@@ -149,7 +149,10 @@ impl Inner {
             return Ok(());
         }
         let texts: Vec<_> = failed.iter().map(|(_, error)| error.to_string()).collect();
-        Err(Error::Timeout { what: format!("closing the store: {}", texts.join("; ")), after: grace })
+        Err(Error::Timeout {
+            what: format!("closing the store: {}", texts.join("; ")),
+            after: grace,
+        })
     }
 }
 

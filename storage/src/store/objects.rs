@@ -145,8 +145,7 @@ impl Store {
 
     fn put_chunk(&self, chunk: &Arc<Chunk>, part: &[u8]) -> Result<()> {
         let (reply, frame) = ticket();
-        let key = chunk.key_text();
-        self.0.handle.send(Msg::Frame { bytes: chunk.bytes, key, reply });
+        self.0.handle.send(Msg::Frame { bytes: chunk.bytes, reply });
         let mut frame = frame.wait()?;
         frame.copy_from_slice(part);
         let mut cell = chunk.cell.lock();
