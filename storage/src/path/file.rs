@@ -39,7 +39,11 @@ pub struct FilePathStore {
 #[derive(Debug)]
 enum Scratch {
     Open(ScratchDir),
-    Closed(std::result::Result<(), CloseError>),
+    /// What came of it; a directory that the kernel may still write to stays locked until the drop.
+    Closed {
+        result: std::result::Result<(), CloseError>,
+        _kept: Option<ScratchDir>,
+    },
 }
 
 impl FilePathStore {
@@ -108,7 +112,7 @@ impl FilePathStore {
         };
         let file = self.segments.file(extent, transfer.is_write());
         let Some(file) = file.filter(|_| fits && is_whole) else {
-            let closed = matches!(*self.scratch.lock(), Scratch::Closed(_));
+            let closed = matches!(*self.scratch.lock(), Scratch::Closed { .. });
             drop(transfer);
             return refuse(answer, if closed { libc::ECANCELED } else { libc::EINVAL });
         };
@@ -245,15 +249,16 @@ impl PathStore for FilePathStore {
         let (in_flight, quiet) = self.pump.close(grace);
         let mut scratch = self.scratch.lock();
         let dir = match &mut *scratch {
-            Scratch::Closed(result) => return result.clone(),
+            Scratch::Closed { result, .. } => return result.clone(),
             Scratch::Open(dir) => dir,
         };
         self.segments.close();
+        let shown = self.capabilities.dir.display();
         let result = if quiet {
             dir.remove().map_err(|(left, errno)| CloseError {
                 in_flight: 0,
                 left,
-                why: format!("not everything on path {} could be removed: {errno}", self.shown()),
+                why: format!("not everything on path {shown} could be removed: {errno}"),
             })
         } else {
             // The kernel may still write to these files: whoever collects leftovers removes them.
@@ -261,30 +266,189 @@ impl PathStore for FilePathStore {
             Err(CloseError {
                 in_flight,
                 left: vec![dir.path().to_owned()],
-                why: format!(
-                    "path {} did not answer {in_flight} transfers within {grace:?}",
-                    self.shown()
-                ),
+                why: format!("path {shown} left {in_flight} transfers unanswered for {grace:?}"),
             })
         };
-        *scratch = Scratch::Closed(result.clone());
+        let closed = Scratch::Closed { result: result.clone(), _kept: None };
+        if let Scratch::Open(dir) = std::mem::replace(&mut *scratch, closed)
+            && !quiet
+        {
+            *scratch = Scratch::Closed { result: result.clone(), _kept: Some(dir) };
+        }
         result
-    }
-}
-
-impl FilePathStore {
-    fn shown(&self) -> std::path::Display<'_> {
-        self.capabilities.dir.display()
     }
 }
 
 impl Drop for FilePathStore {
     fn drop(&mut self) {
-        if matches!(*self.scratch.lock(), Scratch::Closed(_)) {
+        if matches!(*self.scratch.lock(), Scratch::Closed { .. }) {
             return;
         }
         if let Err(error) = self.close(DROP_GRACE) {
             tracing::warn!(%error, "a path was dropped without a clean close");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::conformance::{pattern, read, write};
+    use super::super::leftovers;
+    use super::*;
+    use crate::arena::Arena;
+    use crate::io::decorate::{Fault, Faulty};
+    use crate::units::{Bytes, BytesPerSecond};
+    use std::sync::mpsc;
+    use tempfile::TempDir;
+
+    const MIB: u64 = 1 << 20;
+
+    fn faulty(
+        decide: impl Fn(u64, &crate::io::Operation) -> Fault + Send + Sync + 'static,
+    ) -> (TempDir, FilePathStore) {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        // Capped, so that no trial runs and the first operation is the test's own.
+        let cap = BytesPerSecond(100e9);
+        let options = Path::new(dir.path()).read_cap(cap).write_cap(cap);
+        let (auto, clock) = (EngineChoice::Auto, Clock::system());
+        let wrap = |inner| Arc::new(Faulty::new(inner, decide)) as Arc<dyn IoEngine>;
+        let store = FilePathStore::open_decorated(&options, auto, clock, wrap).unwrap();
+        (dir, store)
+    }
+
+    fn is_empty(dir: &std::path::Path) -> bool {
+        std::fs::read_dir(dir).unwrap().count() == 0
+    }
+
+    #[test]
+    fn what_cannot_be_opened_says_what_to_do_and_leaves_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        let open = |options: Path| {
+            let opened = FilePathStore::open(&options, EngineChoice::Auto, Clock::system());
+            opened.unwrap_err().to_string()
+        };
+        let missing = open(Path::new(dir.path().join("missing")));
+        assert!(missing.contains("create the directory first"), "{missing}");
+        let not_a_dir = open(Path::new(&file));
+        assert!(not_a_dir.contains("name a directory, not a file"), "{not_a_dir}");
+        let quota = open(Path::new(dir.path()).quota(Bytes(100)));
+        assert!(quota.contains("quota") && quota.contains("4 KiB"), "{quota}");
+        let cap = open(Path::new(dir.path()).read_cap(BytesPerSecond(f64::NAN)));
+        assert!(cap.contains("read cap"), "{cap}");
+        std::fs::remove_file(file).unwrap();
+        assert!(is_empty(dir.path()));
+    }
+
+    #[test]
+    fn a_dropped_store_removes_itself_and_stores_share_a_folder() {
+        let dir = tempfile::tempdir().unwrap();
+        let open = || {
+            FilePathStore::open(&Path::new(dir.path()), EngineChoice::Auto, Clock::system())
+                .unwrap()
+        };
+        let (first, second) = (open(), open());
+        let found = leftovers(dir.path()).unwrap();
+        assert!(found.len() == 2 && found.iter().all(|one| one.alive), "{found:?}");
+        drop(first);
+        assert!(second.capabilities().scratch.exists());
+        drop(second);
+        assert!(is_empty(dir.path()));
+    }
+
+    #[test]
+    fn a_failed_part_fails_its_request_and_no_other() {
+        let (_dir, store) = faulty(|index, _| match index {
+            1 | 4 => Fault::Fail(Errno(libc::EIO)),
+            _ => Fault::Pass,
+        });
+        let arena = Arena::new(16 * MIB).unwrap();
+        let extent = store.reserve(3 * MIB).unwrap();
+        let frame = || pattern(&arena, 3 * MIB, 5);
+        assert_eq!(write(&store, &extent, frame()), Err(Errno(libc::EIO)));
+        let failed = read(&store, &arena, &extent, 0, 3 * MIB).unwrap_err();
+        assert_eq!((failed.errno.0, failed.offset), (libc::EIO, extent.offset() + MIB));
+        assert_eq!(store.counters().writes + store.counters().reads, 0);
+        assert_eq!(write(&store, &extent, frame()), Ok(()));
+        assert!(*read(&store, &arena, &extent, 0, 3 * MIB).unwrap() == *frame());
+        assert_eq!(store.outstanding(), Outstanding::default());
+    }
+
+    #[test]
+    fn completions_in_reverse_reach_their_owners() {
+        let (_dir, store) = faulty(|_, operation| match operation.transfer {
+            Transfer::Read(_) => Fault::Hold(2),
+            Transfer::Write(_) => Fault::Pass,
+        });
+        let arena = Arena::new(16 * MIB).unwrap();
+        let extent = store.reserve(4 * MIB).unwrap();
+        write(&store, &extent, pattern(&arena, 4 * MIB, 9)).unwrap();
+        let (tell, told) = mpsc::channel();
+        let mut guards = Vec::new();
+        for index in 0..4 {
+            let frame = arena.try_alloc(MIB).unwrap().unwrap();
+            let (guard, into) = frame.fill_from_outside();
+            guards.push(guard);
+            let tell = tell.clone();
+            let done = Box::new(move |result| tell.send((index, result)).unwrap());
+            store.read(&extent, index * MIB, into, Class::Demand, done);
+        }
+        drop(tell);
+        let expected = pattern(&arena, 4 * MIB, 9);
+        assert_eq!(told.iter().filter(|(_, result)| result.is_ok()).count(), 4);
+        for (part, guard) in expected.chunks(MIB as usize).zip(guards) {
+            assert!(*guard.try_finish().unwrap() == *part);
+        }
+    }
+
+    #[test]
+    fn a_flipped_bit_is_one_bit() {
+        let (_dir, store) = faulty(|_, _| Fault::FlipBit(12_345));
+        let arena = Arena::new(MIB).unwrap();
+        let extent = store.reserve(4096).unwrap();
+        write(&store, &extent, pattern(&arena, 4096, 1)).unwrap();
+        let back = read(&store, &arena, &extent, 0, 4096).unwrap();
+        let good = pattern(&arena, 4096, 1);
+        let bits: u32 = back.iter().zip(good.iter()).map(|(a, b)| (a ^ b).count_ones()).sum();
+        assert_eq!((bits, back[1543] ^ good[1543]), (1, 2));
+    }
+
+    #[test]
+    fn a_path_that_does_not_answer_is_closed_in_time_and_listed() {
+        let (dir, store) = faulty(|_, _| Fault::Hold(usize::MAX));
+        let arena = Arena::new(4 * MIB).unwrap();
+        let extent = store.reserve(MIB).unwrap();
+        let (tell, told) = mpsc::channel();
+        let from = pattern(&arena, MIB, 1).share().whole();
+        let done = Box::new(move |result| tell.send(result).unwrap());
+        store.write(&extent, from, Class::WriteBack, done);
+        let error = store.close(Duration::from_millis(20)).unwrap_err();
+        assert_eq!((error.in_flight, error.left.len()), (1, 1), "{error}");
+        assert_eq!(store.close(Duration::ZERO), Err(error));
+        assert!(leftovers(dir.path()).unwrap()[0].alive);
+        assert_eq!(arena.usage().in_use, MIB, "what the kernel may read is not given back");
+        assert!(told.try_recv().is_err());
+    }
+
+    #[test]
+    fn a_cap_holds_back_what_its_time_has_not_come_for() {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let cap = BytesPerSecond(100e6);
+        let options = Path::new(dir.path()).read_cap(cap).write_cap(cap);
+        let clock = Clock::manual();
+        let store = FilePathStore::open(&options, EngineChoice::Auto, clock.clone()).unwrap();
+        let arena = Arena::new(4 * MIB).unwrap();
+        let extent = store.reserve(3 * MIB).unwrap();
+        let (tell, told) = mpsc::channel();
+        let from = pattern(&arena, 3 * MIB, 1).share().whole();
+        store.write(&extent, from, Class::Demand, Box::new(move |r| tell.send(r).unwrap()));
+        // The clock stands still: however long this takes, the second part's time does not come.
+        assert!(told.recv_timeout(Duration::from_millis(100)).is_err());
+        assert_eq!(store.outstanding().write_bytes, 2 * MIB);
+        clock.advance(Duration::from_secs(1));
+        assert_eq!(told.recv().unwrap(), Ok(()));
+        assert_eq!(store.profile().read_bps, 100e6);
+        store.close(Duration::from_secs(10)).unwrap();
     }
 }
