@@ -58,17 +58,19 @@ impl PathProfile {
     }
 }
 
-/// A window is used when it is that long...
+/// A window ends when it is that long: longer than the slices in which throttles hand out their
+/// budgets (100 ms in the kernel's), which would be taken for a fast device and a slow one in turn.
 const WINDOW: Duration = Duration::from_millis(250);
 
-/// ...or has carried that much, but not in less than [`SHORTEST`].
+/// One that ends earlier because the load changed is used if it has carried that much...
 const WINDOW_BYTES: u64 = 64 << 20;
 
-/// Below this, a window says more about the scheduler than about the device.
+/// ...in no less than this: below it, a window says more about the scheduler than about the device.
 const SHORTEST: Duration = Duration::from_millis(20);
 
-/// Weight of a new window: after eight of them (2 s) less than 2 % of the old view is left.
-const WEIGHT: f64 = 0.4;
+/// After that much time in windows, a 1/e of the old view is left; after 2 s less than 2 %. Windows
+/// count by their length: otherwise short ones, which are the fast ones, would have most votes.
+const MEMORY: Duration = Duration::from_millis(500);
 
 /// A window is one-way if the other way's part of the time is below the first, and says something
 /// about sharing above the second; in between it says neither well.
@@ -115,11 +117,10 @@ impl Meter {
             let length = now.saturating_sub(window.since);
             let changed = window.full != full;
             let bytes = window.bytes[0] + window.bytes[1];
-            let enough = length >= WINDOW || (bytes >= WINDOW_BYTES && length >= SHORTEST);
-            if !changed && !enough {
+            if !changed && length < WINDOW {
                 return;
             }
-            if enough {
+            if length >= WINDOW || (bytes >= WINDOW_BYTES && length >= SHORTEST) {
                 self.profile =
                     learn(self.profile, length.as_secs_f64(), window.bytes.map(|b| b as f64));
             }
@@ -129,13 +130,11 @@ impl Meter {
     }
 }
 
-fn blend(old: f64, new: f64) -> f64 {
-    old + WEIGHT * (new - old)
-}
-
 /// Returns `profile` corrected by a window of `seconds` in which that many bytes went each way.
 fn learn(profile: PathProfile, seconds: f64, [read, write]: [f64; 2]) -> PathProfile {
     let PathProfile { read_bps: r, write_bps: w, sharing: k } = profile;
+    let weight = 1.0 - (-seconds / MEMORY.as_secs_f64()).exp();
+    let blend = |old: f64, new: f64| old + weight * (new - old);
     let (read_time, write_time) = (read / r, write / w);
     let (long, short) = (read_time.max(write_time), read_time.min(write_time));
     if long <= 0.0 {
@@ -222,6 +221,23 @@ mod tests {
             "{:?}",
             meter.profile()
         );
+    }
+
+    #[test]
+    fn a_throttle_that_works_in_slices_looks_like_its_average() {
+        let mut meter = Meter::new(PathProfile::new(600e6, 600e6, 1.0));
+        // 60 MB each way in the first 25 ms of every 100 ms, and the load changes now and then.
+        for index in 0..400u64 {
+            let now = Duration::from_millis(10 * index);
+            meter.note(now, if index % 70 == 69 { [true, false] } else { [true, true] });
+            if index % 10 < 3 {
+                meter.moved(Direction::Read, 20_000_000);
+                meter.moved(Direction::Write, 20_000_000);
+            }
+        }
+        let profile = meter.profile();
+        assert!((profile.share() / 600e6 - 1.0).abs() < 0.15, "{profile:?}");
+        assert!(profile.sharing < 0.15, "{profile:?}");
     }
 
     #[test]
