@@ -33,8 +33,9 @@ impl Transfer {
     }
 }
 
-/// What is called with the outcome: once, on a thread of the engine (or on the submitter's when the
-/// engine is closing), never while a lock of the engine is held. It must be short and not block.
+/// What is called with the outcome: once, never while a lock of the engine is held, and never within
+/// `submit` (so that it may submit the next operation) unless the engine is closing. It must be short
+/// and not block.
 pub type Done = Box<dyn FnOnce(Completion) + Send>;
 
 /// One transfer between memory and a file.

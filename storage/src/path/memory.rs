@@ -221,7 +221,7 @@ impl PathStore for MemoryPath {
     }
 
     fn profile(&self) -> PathProfile {
-        PathProfile { read_bps: self.share_bps, write_bps: self.share_bps, sharing: 0.0 }
+        PathProfile::new(self.share_bps, self.share_bps, 0.0)
     }
 
     fn outstanding(&self) -> Outstanding {

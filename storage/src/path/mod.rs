@@ -1,11 +1,22 @@
 //! Storage paths: places of unequal speed that keep extents and move them to and from frames.
 
+pub mod admission;
+#[cfg(any(test, feature = "testing"))]
+pub mod conformance;
+pub mod file;
+pub mod lock;
 #[cfg(any(test, feature = "testing"))]
 pub mod memory;
 pub mod options;
 pub mod profile;
+mod pump;
+mod request;
+mod seed;
+mod segment;
 pub mod store;
 
+pub use file::FilePathStore;
+pub use lock::{Leftover, Owner, leftovers, remove_leftover};
 pub use options::{Kind, Path};
 pub use profile::PathProfile;
 pub use store::{

@@ -53,13 +53,13 @@ pub struct TransferError {
     pub offset: u64,
 }
 
-/// Called once with the outcome of a write, after every slice of it has been dropped, on a thread of
-/// the path; must be short and not block.
+/// Called once with the outcome of a write, after every slice of it has been dropped: on a thread of
+/// the path, or within the call that was refused. Must be short and not block; may start transfers.
 pub type WriteDone = Box<dyn FnOnce(Result<(), Errno>) + Send>;
 
 /// Called once with the outcome of a read, after every slice of it has been dropped (so that the
-/// frame can be made whole again), on a thread of the path; must be short and not block. After an
-/// error the bytes of the frame are unspecified.
+/// frame can be made whole again): on a thread of the path, or within the call that was refused. Must
+/// be short and not block; may start transfers. After an error the bytes of the frame are unspecified.
 pub type ReadDone = Box<dyn FnOnce(Result<(), TransferError>) + Send>;
 
 /// What a path is and was found able to do, in words for people where it had a choice.

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::evict::{EvictionPolicy, FurthestUse};
 use crate::io::EngineChoice;
 use crate::mover;
-use crate::path::{Path, PathStore};
+use crate::path::{FilePathStore, Path, PathStore};
 use crate::sync::{AtomicBool, AtomicU64, Mutex};
 use crate::units::Bytes;
 
@@ -105,7 +105,7 @@ impl StoreBuilder {
         let mut paths: Vec<Arc<dyn PathStore>> = Vec::new();
         for path in &self.paths {
             // A path opened before one that fails removes its directory when it is dropped here.
-            unimplemented!();
+            paths.push(Arc::new(FilePathStore::open(path, self.engine, clock.clone())?));
         }
         paths.extend(self.stores);
         let notes = notes(&paths);

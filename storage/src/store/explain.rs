@@ -41,7 +41,7 @@ impl Store {
         let shared = &self.0.handle.shared;
         let candidate = |(index, path): (usize, &std::sync::Arc<dyn PathStore>)| Candidate {
             path: PathId(index as u16),
-            sustained_bps: path.profile().read_bps,
+            sustained_bps: path.profile().share(),
             usable: true,
             ready: true,
         };

@@ -81,6 +81,14 @@ impl Faulty {
     }
 }
 
+/// Answers on a thread of its own: the engine's must go on with what is not delayed.
+fn later(by: Duration, done: Done, completion: Completion) {
+    thread::spawn(move || {
+        thread::sleep(by);
+        done(completion);
+    });
+}
+
 impl fmt::Debug for Faulty {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Faulty").field("inner", &self.inner).finish_non_exhaustive()
@@ -95,15 +103,10 @@ impl IoEngine for Faulty {
             Fault::Pass => done,
             Fault::Fail(errno) => {
                 let (result, took) = (Err(errno), Duration::ZERO);
-                return done(Completion { result, bytes: 0, took, transfer });
+                let completion = Completion { result, bytes: 0, took, transfer };
+                return later(Duration::ZERO, done, completion);
             }
-            // A thread per delay: the engine's own must go on with what is not delayed.
-            Fault::Delay(by) => Box::new(move |completion| {
-                thread::spawn(move || {
-                    thread::sleep(by);
-                    done(completion);
-                });
-            }),
+            Fault::Delay(by) => Box::new(move |completion| later(by, done, completion)),
             Fault::Hold(most) => {
                 let held = Arc::clone(&self.held);
                 Box::new(move |completion| held.keep(Box::new(move || done(completion)), most))
