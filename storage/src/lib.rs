@@ -10,5 +10,6 @@ pub mod clock;
 pub mod dtype;
 pub mod error;
 pub mod id;
+pub mod source;
 pub mod sync;
 pub mod units;
