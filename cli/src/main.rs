@@ -11,7 +11,7 @@ mod leftovers;
 mod memory;
 #[allow(dead_code, reason = "used once `adam` runs")]
 mod model;
-#[allow(dead_code, reason = "used once `adam` runs")]
+#[allow(dead_code, unused_imports, reason = "used once `adam` runs")]
 mod report;
 
 use std::io::Write;
