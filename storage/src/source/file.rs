@@ -54,21 +54,26 @@ impl TensorFile {
     /// # Errors
     /// [`Error::BadFile`] if it cannot be opened or mapped, or its header is refused.
     pub fn open(path: impl Into<PathBuf>, access: Access) -> Result<Self> {
-        let path = path.into();
+        Self::open_with(path.into(), access, try_direct)
+    }
+
+    /// Opens with a way to switch to direct reads, so that tests can refuse them.
+    fn open_with(
+        path: PathBuf,
+        access: Access,
+        direct: impl FnOnce(&File) -> io::Result<Staging>,
+    ) -> Result<Self> {
         let (file, bytes) = open_regular(&path)?;
         let header = read_header(&path, &file, bytes)?;
         let (reader, how) = match access {
-            Access::Direct => match try_direct(&file) {
+            Access::Direct => match direct(&file) {
                 Ok(staging) => (
                     Reader::Direct(Mutex::new(staging)),
                     String::from("direct reads (O_DIRECT), past the page cache"),
                 ),
                 Err(error) => (
                     Reader::Buffered,
-                    format!(
-                        "buffered reads: the file system refuses direct reads ({})",
-                        error.kind()
-                    ),
+                    format!("buffered reads: the file system refuses direct reads ({error})"),
                 ),
             },
             Access::Map => {
@@ -223,6 +228,20 @@ mod tests {
             assert!(ours.entries().iter().any(|entry| entry.elements() == 0));
             assert_eq!(ours.metadata()["made-by"], "scripts/make-fixture.py");
             assert!(!ours.how().is_empty());
+        }
+    }
+
+    #[test]
+    fn a_file_system_that_refuses_direct_reads_is_read_through_the_cache() {
+        let refuse = |_: &File| Err(io::Error::from_raw_os_error(libc::EINVAL));
+        let cached = TensorFile::open_with(FIXTURE.into(), Access::Direct, refuse).unwrap();
+        assert!(cached.how().starts_with("buffered reads: the file system refuses"));
+        let direct = TensorFile::open(FIXTURE, Access::Direct).unwrap();
+        for entry in cached.entries() {
+            let mut bytes = [vec![0; entry.bytes() as usize], vec![1; entry.bytes() as usize]];
+            cached.read_into(entry, 0, &mut bytes[0]).unwrap();
+            direct.read_into(entry, 0, &mut bytes[1]).unwrap();
+            assert_eq!(bytes[0], bytes[1], "{}", entry.name);
         }
     }
 
