@@ -89,8 +89,8 @@ fn unsafe_stands_only_where_it_is_allowed() {
         let name = relative(&file);
         let allowed = UNSAFE.contains(&name.as_str()) || name.starts_with("gpu/src/cuda");
         let code = code_of(&file);
-        let has = words(&code).any(|word| word == "unsafe")
-            || (code.contains("allow(unsafe_code") || code.contains("expect(unsafe_code"));
+        // Where the lint is switched on does not matter: the word stands where it is used.
+        let has = words(&code).any(|word| word == "unsafe");
         assert!(
             allowed || !has,
             "{name} contains unsafe; only tests/tidy.rs says where it may stand"
