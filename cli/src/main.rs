@@ -1,3 +1,64 @@
 //! The `tensortier` program.
 
-fn main() {}
+mod adam;
+mod args;
+#[allow(dead_code, reason = "used once `adam` runs")]
+mod elements;
+#[allow(dead_code, reason = "used once `adam` runs")]
+mod gradient;
+mod leftovers;
+#[allow(dead_code, reason = "used once `adam` runs")]
+mod memory;
+#[allow(dead_code, reason = "used once `adam` runs")]
+mod model;
+#[allow(dead_code, unused_imports, reason = "used once `adam` runs")]
+mod report;
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use args::{Command, Refusal};
+
+/// How a command that did not fail ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(dead_code, reason = "used once `adam` runs")]
+pub(crate) enum Outcome {
+    /// All was done.
+    Done,
+    /// Verification found a difference, which was printed.
+    Different,
+    /// A signal ended it; what there was to clean up is cleaned up.
+    Interrupted,
+}
+
+/// Any failure; its display is the one line that is printed.
+pub(crate) type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+fn main() -> ExitCode {
+    let command = match args::parse(std::env::args_os()) {
+        Ok(cli) => cli.command,
+        Err(Refusal::Asked(text)) => {
+            // A reader that went away (`| head`) is no failure.
+            let _ = std::io::stdout().write_all(text.as_bytes());
+            return ExitCode::SUCCESS;
+        }
+        Err(Refusal::Wrong(line)) => return fail(&line),
+    };
+    let outcome = match command {
+        Command::Adam(args) => adam::run(&args),
+        Command::Ls(args) => leftovers::list(&args),
+        Command::Gc(args) => leftovers::remove(&args),
+    };
+    match outcome {
+        Ok(Outcome::Done) => ExitCode::SUCCESS,
+        Ok(Outcome::Different) => ExitCode::from(1),
+        Ok(Outcome::Interrupted) => ExitCode::from(130),
+        Err(failure) => fail(&failure.to_string()),
+    }
+}
+
+fn fail(line: &str) -> ExitCode {
+    // With standard error gone there is nobody to tell; the exit code still says it.
+    let _ = writeln!(std::io::stderr(), "tensortier: {line}");
+    ExitCode::from(2)
+}

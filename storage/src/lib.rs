@@ -20,6 +20,7 @@ pub mod path;
 mod placement;
 mod residency;
 pub mod schedule;
+pub mod source;
 pub mod store;
 mod sync;
 pub mod ticket;
