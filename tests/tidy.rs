@@ -76,7 +76,8 @@ fn crates_depend_one_way() {
         assert!(own.contains(&format!("name = \"{package}\"")), "{folder} is not {package}");
         for line in own.lines() {
             let name = line.split(['.', ' ', '=']).next().unwrap();
-            let ours = known.contains(&name);
+            // A crate's tests may use the crate itself with its testing surface.
+            let ours = known.contains(&name) && name != package;
             assert!(!ours || allowed.contains(&name), "{package} must not depend on {name}");
         }
     }
