@@ -41,6 +41,8 @@ counters! {
     load_bytes,
     /// Chunks never written before, made of zeros without I/O.
     zero_fills,
+    /// Their logical bytes.
+    zero_fill_bytes,
     /// Chunks whose writing to a path was decided; a chunk leased again in time is taken back.
     write_backs,
     /// Their logical bytes.

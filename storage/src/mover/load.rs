@@ -151,6 +151,7 @@ impl Mover {
             debug_assert_eq!(cell.residency.newest, Version(0));
             drop(cell);
             counters.zero_fills.add(1);
+            counters.zero_fill_bytes.add(chunk.bytes);
             let _ = self.workers.send(Job::Zero { chunk, frame });
             return;
         };

@@ -1,0 +1,104 @@
+//! The one error type of the optimizer: what was attempted, on what, whether anything was lost, and
+//! what to do.
+
+use tensortier_storage::units::Bytes;
+
+use crate::hyper::InvalidHyper;
+use crate::kernel::KernelError;
+
+/// A result whose error is [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Everything that can go wrong in an optimizer.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// There is nothing to train.
+    #[error("the model has no parameters; give at least one tensor that is not empty")]
+    NoParameters,
+    /// A setting is not usable; nothing was made.
+    #[error("{what}: {why}")]
+    Config {
+        /// The setting.
+        what: String,
+        /// What is wrong with it and what would work.
+        why: String,
+    },
+    /// A hyper-parameter is out of its range.
+    #[error(transparent)]
+    Hyper(#[from] InvalidHyper),
+    /// The host memory cannot hold the pipeline: one subgroup being read, one updated, one written.
+    #[error(
+        "host memory of {budget} is too small for subgroups of {subgroup_elems} parameters; \
+         the smallest that works is {smallest} ({} bytes){}",
+        smallest.0,
+        hint.as_deref().unwrap_or_default()
+    )]
+    BudgetTooSmall {
+        /// What was given.
+        budget: Bytes,
+        /// Parameters of the largest subgroup.
+        subgroup_elems: u64,
+        /// What is needed at least.
+        smallest: Bytes,
+        /// Another remedy.
+        hint: Option<String>,
+    },
+    /// What a [`crate::StepIo`] gave for a parameter does not fit it. Nothing was changed by that
+    /// subgroup.
+    #[error("parameter {param}: {why}")]
+    Parameter {
+        /// Its name.
+        param: String,
+        /// What does not fit.
+        why: String,
+    },
+    /// A step stopped after some subgroups were updated. No update is lost: the next call of `step`
+    /// with the same gradients does only the rest, with the same bits.
+    #[error(
+        "step {step} stopped after {done} of {subgroups} subgroups{}; nothing is lost, the next \
+         call of step with the same gradients does the rest",
+        cause.as_ref().map(|cause| format!(": {cause}")).unwrap_or_default()
+    )]
+    Interrupted {
+        /// The step, counted from 1.
+        step: u64,
+        /// Subgroups that have been updated.
+        done: u64,
+        /// All subgroups.
+        subgroups: u64,
+        /// What failed; `None` when the caller asked to stop.
+        cause: Option<Box<Error>>,
+    },
+    /// The state cannot be read while a step is unfinished.
+    #[error("step {step} is unfinished: call step again before reading the state")]
+    Unfinished {
+        /// The step, counted from 1.
+        step: u64,
+    },
+    /// There is no such parameter, plane or range.
+    #[error("{what} does not exist: {why}")]
+    OutOfRange {
+        /// What was asked for.
+        what: String,
+        /// What there is.
+        why: String,
+    },
+    /// A kernel refused its input or is not available here.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// The store failed.
+    #[error(transparent)]
+    Storage(#[from] tensortier_storage::error::Error),
+}
+
+impl Error {
+    /// Returns whether the same call may succeed later without anything being changed first.
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Error::Interrupted { cause, .. } => cause.as_ref().is_none_or(|c| c.is_retryable()),
+            Error::Storage(error) => error.is_retryable(),
+            _ => false,
+        }
+    }
+}

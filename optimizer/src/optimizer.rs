@@ -1,0 +1,138 @@
+//! The optimizer itself: its plan, its objects in the store, and how far it has come.
+
+use tensortier_storage::dtype::DType;
+use tensortier_storage::store::{ObjectRef, Store};
+
+use crate::error::{Error, Result};
+use crate::hyper::Hyper;
+use crate::kernel::Isa;
+use crate::plan::Plan;
+use crate::team::Team;
+
+/// An offloaded Adam or AdamW. Its state lives in the store it was opened on; weights and gradients
+/// stay with the caller and are handed over in each [`Optimizer::step`].
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use std::ops::Range;
+/// use tensortier_optimizer::kernel::Input;
+/// use tensortier_optimizer::{Optimizer, Options, Param, Plan, Segment, StepIo, WeightMut};
+/// use tensortier_storage::{dtype::DType, path::Path, store::Store};
+///
+/// struct Model { weights: Vec<f32>, gradients: Vec<f32> }
+/// impl StepIo for Model {
+///     fn segment(&mut self, _param: usize, range: Range<u64>) -> Segment<'_> {
+///         let range = range.start as usize..range.end as usize;
+///         Segment {
+///             gradient: Input::F32(&self.gradients[range.clone()]),
+///             weight: WeightMut::F32(&mut self.weights[range]),
+///         }
+///     }
+/// }
+///
+/// let mut model = Model { weights: vec![1.0; 1000], gradients: vec![0.5; 1000] };
+/// let params = vec![Param::new("w", [1000], DType::F32)];
+/// let plan = Plan::new(params, Options::default(), 8 << 20)?;
+/// let dir = std::env::temp_dir();
+/// let store = Store::builder().host_budget(8 << 20).path(Path::new(dir)).open()?;
+/// let mut optimizer = Optimizer::open(store, plan)?;
+/// optimizer.step(&mut model)?;
+/// assert!(model.weights[0] < 1.0);
+/// # Ok(()) }
+/// ```
+#[derive(Debug)]
+pub struct Optimizer {
+    pub(crate) store: Store,
+    pub(crate) plan: Plan,
+    /// One object of one chunk per subgroup.
+    pub(crate) objects: Vec<ObjectRef>,
+    pub(crate) team: Team,
+    /// Steps that were applied to the end.
+    pub(crate) steps: u64,
+    /// For each subgroup, the last step that was applied to it.
+    pub(crate) stamps: Vec<u64>,
+    /// For each parameter, how often it was updated: torch's `step`.
+    pub(crate) counts: Vec<u64>,
+    /// Whether a step is unfinished.
+    pub(crate) interrupted: bool,
+}
+
+impl Optimizer {
+    /// Makes the state of a plan in `store`; initial moments are zero and cost no I/O.
+    ///
+    /// # Errors
+    /// [`Error::Config`] when the store has less host memory than the plan, and the store's errors.
+    pub fn open(store: Store, plan: Plan) -> Result<Self> {
+        let budget = store.stats().host.budget;
+        if budget
+            < plan.host_bytes / tensortier_storage::arena::GRANULE
+                * tensortier_storage::arena::GRANULE
+        {
+            return Err(Error::Config {
+                what: format!("a store with {budget} bytes of host memory"),
+                why: format!("the plan is for {}", plan.host_bytes),
+            });
+        }
+        let team = Team::new(plan.options.threads)?;
+        let mut objects = Vec::with_capacity(plan.subgroups.len());
+        for (index, bytes) in plan.subgroup_bytes.iter().enumerate() {
+            let key = format!("optimizer/subgroup/{index:06}");
+            objects.push(store.create_chunked(&key, DType::U8, &[*bytes], *bytes)?);
+        }
+        Ok(Optimizer {
+            stamps: vec![0; plan.subgroups.len()],
+            counts: vec![0; plan.params.len()],
+            store,
+            plan,
+            objects,
+            team,
+            steps: 0,
+            interrupted: false,
+        })
+    }
+
+    /// Returns the plan.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Returns the store.
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// Returns how many steps were applied to the end.
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// Returns the instruction set of the kernels.
+    pub fn isa(&self) -> Isa {
+        self.team.isa()
+    }
+
+    /// Returns how many threads the kernels use.
+    pub fn threads(&self) -> usize {
+        self.team.threads()
+    }
+
+    /// Changes the hyper-parameters from the next step on.
+    ///
+    /// # Errors
+    /// [`Error::Hyper`]; [`Error::Config`] for switching amsgrad, which needs another plane, and
+    /// while a step is unfinished, whose rest must be done as its beginning was.
+    pub fn set_hyper(&mut self, hyper: Hyper) -> Result<()> {
+        hyper.validate()?;
+        if hyper.amsgrad != self.plan.options.hyper.amsgrad || self.interrupted {
+            return Err(Error::Config {
+                what: String::from("changing hyper-parameters"),
+                why: String::from(
+                    "amsgrad is fixed when the optimizer is made, and an unfinished step must be \
+                     finished first",
+                ),
+            });
+        }
+        self.plan.options.hyper = hyper;
+        Ok(())
+    }
+}
