@@ -14,6 +14,5 @@ pub mod uring;
 pub use blocking::Threads;
 pub use engine::{Completion, Done, EngineKind, IoEngine, Operation, Transfer};
 pub use probe::{EngineChoice, Negotiated, negotiate, start_engine};
-#[cfg(any(test, feature = "testing"))]
 pub use progress::KernelHook;
 pub use uring::Uring;

