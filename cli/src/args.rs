@@ -9,7 +9,6 @@ use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use tensortier::storage::units::{Bytes, Count};
 
 pub(crate) use path::PathArg;
-#[allow(unused_imports, reason = "used once `adam` runs")]
 pub(crate) use path::PathKind;
 
 /// Keeps tensors that do not fit into memory on storage paths, and trains them there.

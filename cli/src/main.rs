@@ -2,16 +2,12 @@
 
 mod adam;
 mod args;
-#[allow(dead_code, reason = "used once `adam` runs")]
+mod buffer;
 mod elements;
-#[allow(dead_code, reason = "used once `adam` runs")]
 mod gradient;
 mod leftovers;
-#[allow(dead_code, reason = "used once `adam` runs")]
 mod memory;
-#[allow(dead_code, reason = "used once `adam` runs")]
 mod model;
-#[allow(dead_code, unused_imports, reason = "used once `adam` runs")]
 mod report;
 
 use std::io::Write;
@@ -21,7 +17,6 @@ use args::{Command, Refusal};
 
 /// How a command that did not fail ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(dead_code, reason = "used once `adam` runs")]
 pub(crate) enum Outcome {
     /// All was done.
     Done,

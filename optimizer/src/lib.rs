@@ -26,5 +26,5 @@ pub use order::{Eviction, Order};
 pub use param::Param;
 pub use plan::{Options, Plan};
 pub use precision::{Plane, StatePrecision};
-pub use step::StepReport;
+pub use step::{Moved, StepReport};
 pub use step_io::{Segment, StepIo, WeightMut};

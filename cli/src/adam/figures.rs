@@ -1,0 +1,142 @@
+//! From what the libraries report to the figures under their documented names.
+
+use tensortier::optimizer::{Optimizer, Plan, StepReport as Step};
+use tensortier::storage::dtype::DType;
+use tensortier::storage::path::Path;
+use tensortier::storage::store::{Explanation, Stats};
+
+use super::model::{Description, Source, dtype};
+use crate::args::AdamArgs;
+use crate::report::{self, Moved, PathMoved, PathPlan, StepReport};
+
+/// Returns the name of an element type as it is written on the command line.
+fn name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F32 => "fp32",
+        DType::F16 => "fp16",
+        DType::BF16 => "bf16",
+        _ => "other",
+    }
+}
+
+/// Returns the plan of a run before its first step.
+pub(super) fn plan(
+    args: &AdamArgs,
+    description: &Description,
+    optimizer: &Optimizer,
+    places: (&[Path], &Explanation),
+    mut warnings: Vec<String>,
+) -> report::Plan {
+    let plan = optimizer.plan();
+    let (paths, explanation) = places;
+    warnings.extend(explanation.notes.iter().cloned());
+    let n = plan.subgroups.len() as u64;
+    let first = description.params.first().map_or(DType::F32, |param| param.weight_dtype);
+    let same = description.params.iter().all(|param| param.weight_dtype == first);
+    let (model, source) = match &description.source {
+        Source::File { file, .. } => (
+            file.path().display().to_string(),
+            Some(source_text(file.how(), &description.untrained)),
+        ),
+        Source::MadeUp { .. } => (String::from("made up"), None),
+    };
+    report::Plan {
+        model,
+        source,
+        parameters: plan.elements(),
+        tensors: description.params.len() as u64,
+        weights_dtype: String::from(if same { name(first) } else { "mixed" }),
+        gradients_dtype: String::from(name(dtype(args.grads))),
+        seed: args.seed,
+        steps: args.steps,
+        state: plan.precision.to_string(),
+        state_bytes_per_parameter: plan.precision.bytes_per_param(plan.options.hyper.amsgrad),
+        state_bytes: plan.state_bytes(),
+        subgroup_parameters: plan.subgroup_elems,
+        subgroups: n,
+        cached_subgroups: plan.kept_after(1).subgroups,
+        host_memory_bytes: args.host_memory.0,
+        reserve_bytes: plan.reserve_bytes,
+        weights_bytes: description.weight_bytes(),
+        gradients_bytes: description.gradient_bytes(dtype(args.grads)),
+        order: plan.options.order.to_string(),
+        evict: plan.options.eviction.to_string(),
+        expected_reads: n - plan.kept_after(1).subgroups,
+        expected_writes: n - plan.kept_after(2).subgroups,
+        kernel: optimizer.isa().to_string(),
+        threads: optimizer.threads() as u64,
+        paths: path_plans(plan, paths, explanation),
+        warnings,
+    }
+}
+
+fn source_text(how: &str, untrained: &[String]) -> String {
+    match untrained {
+        [] => how.to_owned(),
+        [one] => format!("{how}; {one} is no parameter and is kept as it is"),
+        many => format!("{how}; {} tensors are no parameters and are kept as they are", many.len()),
+    }
+}
+
+fn path_plans(plan: &Plan, paths: &[Path], explanation: &Explanation) -> Vec<PathPlan> {
+    let one = |(path, known): (&Path, &tensortier::storage::store::PathExplanation)| PathPlan {
+        directory: path.dir.display().to_string(),
+        kind: path.kind.to_string(),
+        engine: known.capabilities.engine.to_string(),
+        engine_why: known.capabilities.engine_why.clone(),
+        direct: known.capabilities.direct,
+        direct_why: known.capabilities.direct_why.clone(),
+        share: known.share,
+        read_bytes_per_second: Some(known.profile.read_bps),
+        write_bytes_per_second: Some(known.profile.write_bps),
+        quota_bytes: path.quota.map(|quota| quota.0),
+        placed_bytes: (plan.state_bytes() as f64 * known.share) as u64,
+    };
+    paths.iter().zip(&explanation.paths).map(one).collect()
+}
+
+/// Returns a step's figures.
+pub(super) fn step(step: &Step) -> StepReport {
+    let seconds = step.elapsed.as_secs_f64();
+    let moved = |m: tensortier::optimizer::Moved| Moved { subgroups: m.subgroups, bytes: m.bytes };
+    let path = |(read_bytes, written_bytes): &(u64, u64)| PathMoved {
+        read_bytes: *read_bytes,
+        written_bytes: *written_bytes,
+    };
+    StepReport {
+        step: step.step,
+        seconds,
+        parameters_per_second: step.elements as f64 / seconds.max(1e-9),
+        reads: moved(step.reads),
+        writes: moved(step.writes),
+        hits: moved(step.hits),
+        paths: step.paths.iter().map(path).collect(),
+        waiting_on_reads_seconds: step.waiting_on_reads.as_secs_f64(),
+        computing_seconds: step.computing.as_secs_f64(),
+        waiting_on_writes_seconds: step.waiting_on_writes.as_secs_f64(),
+    }
+}
+
+/// Returns what moved on each path over the whole run.
+pub(super) fn paths(stats: &Stats) -> Vec<PathMoved> {
+    let one = |path: &tensortier::storage::path::PathCounters| PathMoved {
+        read_bytes: path.read_bytes,
+        written_bytes: path.written_bytes,
+    };
+    stats.paths.iter().map(one).collect()
+}
+
+/// Returns whether the steps from the second on read and wrote what the closed form says, in
+/// subgroups and in bytes; none if there is no second step.
+pub(super) fn as_expected(plan: &Plan, steps: &[Step]) -> Option<bool> {
+    let (n, all) = (plan.subgroups.len() as u64, plan.state_bytes());
+    let expected = |step: &Step| {
+        let (before, after) = (plan.kept_after(step.step - 1), plan.kept_after(step.step));
+        step.reads.subgroups == n - before.subgroups
+            && step.reads.bytes == all - before.bytes
+            && step.writes.subgroups == n - after.subgroups
+            && step.writes.bytes == all - after.bytes
+    };
+    let later = steps.get(1..).filter(|later| !later.is_empty())?;
+    Some(later.iter().all(expected))
+}
