@@ -150,13 +150,14 @@ pub(crate) struct Summary {
 /// What no program could beat on this machine, and how near this run came.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Limit {
+    /// What all paths carried, both ways together, when they were measured beside the run.
+    pub(crate) bytes_per_second: f64,
+    /// The bytes of a step over that.
     pub(crate) seconds_per_step: f64,
     /// The mean of the steps from the second on.
     pub(crate) achieved_seconds_per_step: f64,
     /// Achieved rate over the limit's, 1 is perfect.
     pub(crate) achieved: f64,
-    /// What sets the limit: `paths` or `memory`.
-    pub(crate) set_by: String,
 }
 
 /// Anonymous and shared memory, as measured.

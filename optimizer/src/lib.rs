@@ -27,4 +27,4 @@ pub use param::Param;
 pub use plan::{Options, Plan};
 pub use precision::{Plane, StatePrecision};
 pub use step::{Moved, StepReport};
-pub use step_io::{Segment, StepIo, WeightMut};
+pub use step_io::{Segment, Slices, StepIo, WeightMut};

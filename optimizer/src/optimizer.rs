@@ -14,30 +14,18 @@ use crate::team::Team;
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// use std::ops::Range;
 /// use tensortier_optimizer::kernel::Input;
-/// use tensortier_optimizer::{Optimizer, Options, Param, Plan, Segment, StepIo, WeightMut};
+/// use tensortier_optimizer::{Optimizer, Options, Param, Plan, Slices, WeightMut};
 /// use tensortier_storage::{dtype::DType, path::Path, store::Store};
 ///
-/// struct Model { weights: Vec<f32>, gradients: Vec<f32> }
-/// impl StepIo for Model {
-///     fn segment(&mut self, _param: usize, range: Range<u64>) -> Segment<'_> {
-///         let range = range.start as usize..range.end as usize;
-///         Segment {
-///             gradient: Input::F32(&self.gradients[range.clone()]),
-///             weight: WeightMut::F32(&mut self.weights[range]),
-///         }
-///     }
-/// }
-///
-/// let mut model = Model { weights: vec![1.0; 1000], gradients: vec![0.5; 1000] };
-/// let params = vec![Param::new("w", [1000], DType::F32)];
-/// let plan = Plan::new(params, Options::default(), 8 << 20)?;
-/// let dir = std::env::temp_dir();
-/// let store = Store::builder().host_budget(8 << 20).path(Path::new(dir)).open()?;
+/// let plan = Plan::new(vec![Param::new("w", [1000], DType::F32)], Options::default(), 8 << 20)?;
+/// let path = Path::new(std::env::temp_dir());
+/// let store = Store::builder().host_budget(8 << 20).path(path).open()?;
 /// let mut optimizer = Optimizer::open(store, plan)?;
-/// optimizer.step(&mut model)?;
-/// assert!(model.weights[0] < 1.0);
+/// let (mut weights, gradients) = (vec![1.0; 1000], vec![0.5; 1000]);
+/// let mut io = Slices::new().param(WeightMut::F32(&mut weights), Input::F32(&gradients));
+/// optimizer.step(&mut io)?;
+/// assert!(weights[0] < 1.0);
 /// # Ok(()) }
 /// ```
 #[derive(Debug)]

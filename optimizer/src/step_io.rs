@@ -90,3 +90,56 @@ impl<'a> WeightMut<'a> {
         }
     }
 }
+
+/// Parameters whose gradients and weights are plain slices: the simplest [`StepIo`].
+#[derive(Debug, Default)]
+pub struct Slices<'a> {
+    params: Vec<(WeightMut<'a>, Option<Input<'a>>)>,
+}
+
+impl<'a> Slices<'a> {
+    /// Returns a hand-over of no parameters.
+    pub fn new() -> Self {
+        Slices::default()
+    }
+
+    /// Adds the next parameter.
+    #[must_use]
+    pub fn param(mut self, weights: WeightMut<'a>, gradient: Input<'a>) -> Self {
+        self.params.push((weights, Some(gradient)));
+        self
+    }
+
+    /// Adds the next parameter, which has no gradient this time.
+    #[must_use]
+    pub fn frozen(mut self, weights: WeightMut<'a>) -> Self {
+        self.params.push((weights, None));
+        self
+    }
+}
+
+impl StepIo for Slices<'_> {
+    fn has_gradient(&self, param: usize) -> bool {
+        self.params.get(param).is_some_and(|(_, gradient)| gradient.is_some())
+    }
+
+    /// A range outside the slices gives an empty segment, which the step refuses by name.
+    fn segment(&mut self, param: usize, range: Range<u64>) -> Segment<'_> {
+        let range = range.start as usize..range.end as usize;
+        match self.params.get_mut(param) {
+            Some((weights, Some(gradient))) => Segment {
+                gradient: match gradient {
+                    Input::F32(raw) => Input::F32(raw.get(range.clone()).unwrap_or_default()),
+                    Input::Bf16(raw) => Input::Bf16(raw.get(range.clone()).unwrap_or_default()),
+                    Input::F16(raw) => Input::F16(raw.get(range.clone()).unwrap_or_default()),
+                },
+                weight: match weights {
+                    WeightMut::F32(raw) => WeightMut::F32(raw.get_mut(range).unwrap_or_default()),
+                    WeightMut::Bf16(raw) => WeightMut::Bf16(raw.get_mut(range).unwrap_or_default()),
+                    WeightMut::F16(raw) => WeightMut::F16(raw.get_mut(range).unwrap_or_default()),
+                },
+            },
+            _ => Segment { gradient: Input::F32(&[]), weight: WeightMut::F32(&mut []) },
+        }
+    }
+}

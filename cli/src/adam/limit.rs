@@ -1,31 +1,33 @@
-//! What no program could beat: the bytes that must move each way over what the paths carry.
+//! What no program could beat: the bytes that must move over what the paths carry, measured beside
+//! the run with nothing but the raw paths.
 
-use tensortier::storage::store::PathExplanation;
+use std::time::Duration;
 
+use tensortier::storage::store::Store;
+
+use crate::Failure;
 use crate::report::{Limit, StepReport};
 
-/// Returns the limit of a step that reads and writes this much, and how near the steps from the
-/// second on came. The rates are those the paths showed in this run while their queues were full
-/// (a cap, where one is set). None if nothing had to move or there was no second step.
-pub(super) fn limit(steps: &[StepReport], paths: &[PathExplanation]) -> Option<Limit> {
-    let later = steps.get(1..).filter(|later| !later.is_empty())?;
-    let count = later.len() as f64;
-    let mean = |of: fn(&StepReport) -> f64| later.iter().map(of).sum::<f64>() / count;
-    let (reads, writes) = (mean(|s| s.reads.bytes as f64), mean(|s| s.writes.bytes as f64));
-    let total: f64 = paths.iter().map(|path| path.profile.share()).sum();
-    let busy = |path: &PathExplanation| {
-        let part = path.profile.share() / total;
-        path.profile.busy_time(reads * part, writes * part).as_secs_f64()
-    };
-    let seconds_per_step = paths.iter().map(busy).fold(0.0, f64::max);
-    if seconds_per_step <= 0.0 {
-        return None;
+/// How long the paths are measured.
+const MEASURE: Duration = Duration::from_secs(1);
+
+/// Returns the limit of the steps from the second on and how near they came; none if there was no
+/// second step or nothing had to move. Takes about a second.
+pub(super) fn limit(steps: &[StepReport], store: &Store) -> Result<Option<Limit>, Failure> {
+    let Some(later) = steps.get(1..).filter(|later| !later.is_empty()) else { return Ok(None) };
+    let mean = |of: fn(&StepReport) -> f64| later.iter().map(of).sum::<f64>() / later.len() as f64;
+    let bytes = mean(|step| (step.reads.bytes + step.writes.bytes) as f64);
+    if bytes <= 0.0 {
+        return Ok(None);
     }
+    let rates = store.measure_paths(MEASURE)?;
+    let carried: f64 = rates.iter().map(|rate| rate.read_bps + rate.write_bps).sum();
+    let seconds_per_step = bytes / carried.max(1.0);
     let achieved = mean(|step| step.seconds);
-    Some(Limit {
+    Ok(Some(Limit {
+        bytes_per_second: carried,
         seconds_per_step,
         achieved_seconds_per_step: achieved,
         achieved: seconds_per_step / achieved,
-        set_by: String::from("paths"),
-    })
+    }))
 }

@@ -49,14 +49,14 @@ pub(crate) fn run(args: &AdamArgs) -> Result<Outcome, Failure> {
     let steps: Vec<_> = job.steps.iter().map(figures::step).collect();
     say(args, &format!("\n{}\n", steps_text(&steps)));
     let memory = memory(args, &tracker, &job.description);
-    let explanation = store.explain();
+    let moved = figures::paths(&store.stats());
     let mut summary = Summary {
         steps: steps.len() as u64,
         seconds: steps.iter().map(|step| step.seconds).sum(),
         parameters_per_second: 0.0,
-        limit: limit::limit(&steps, &explanation.paths),
+        limit: if interrupted { None } else { limit::limit(&steps, &store)? },
         as_expected: figures::as_expected(job.optimizer.plan(), &job.steps),
-        paths: figures::paths(&store.stats()),
+        paths: moved,
         memory,
         verified: None,
         difference: None,

@@ -88,7 +88,7 @@ fn summary() -> Summary {
             seconds_per_step: 1.2,
             achieved_seconds_per_step: 1.5,
             achieved: 0.8,
-            set_by: "paths".into(),
+            bytes_per_second: 2.5e9,
         }),
         as_expected: Some(true),
         paths: vec![PathMoved { read_bytes: 65 << 20, written_bytes: 160 << 20 }; 2],
@@ -170,7 +170,8 @@ fn the_summary() {
 
 const SUMMARY: &str = "
 steps    2 in 1.75 s: 26.0 Mparam/s
-limit    1.20 s per step, set by the paths; achieved 1.50 s: achieved / limit = 80 %
+limit    1.20 s per step at the 2.50 GB/s the paths carried beside the run; achieved 1.50 s
+         achieved / limit = 80 %
 moved    reads and writes equal the plan's 65 reads and 65 writes from the second step on
 path 0   /nvme: read 65.0 MiB, written 160 MiB
 path 1   /shared/scratch: read 65.0 MiB, written 160 MiB

@@ -163,13 +163,13 @@ pub(crate) fn summary_text(plan: &Plan, summary: &Summary) -> String {
         block.line(
             "limit",
             format!(
-                "{} s per step, set by the {}; achieved {} s: achieved / limit = {:.0} %",
+                "{} s per step at the {} the paths carried beside the run; achieved {} s",
                 seconds(limit.seconds_per_step),
-                limit.set_by,
+                BytesPerSecond(limit.bytes_per_second),
                 seconds(limit.achieved_seconds_per_step),
-                limit.achieved * 100.0
             ),
         );
+        block.line("", format!("achieved / limit = {:.0} %", limit.achieved * 100.0));
     }
     if let Some(expected) = summary.as_expected {
         let are = if expected { "equal" } else { "DIFFER from" };

@@ -4,6 +4,7 @@
 mod builder;
 mod explain;
 mod lease;
+mod measure;
 mod objects;
 mod parts;
 mod scheduling;
@@ -25,6 +26,7 @@ pub use crate::catalog::{Key, Waits};
 pub use builder::StoreBuilder;
 pub use explain::{Explanation, PathExplanation};
 pub use lease::{LeaseTicket, ReadLease, WriteLease};
+pub use measure::PathRates;
 pub use objects::{ObjectRef, Stat};
 pub use parts::Parts;
 
