@@ -1,8 +1,7 @@
-//! tensortier keeps tensors that do not fit where you want them on the next-slower places and moves
-//! them ahead of need; on top runs an exact, offloaded Adam and AdamW.
+//! The facade: re-exports only.
 //!
-//! This crate only re-exports: [`storage`] is the object store, [`optimizer`] the optimizer,
-//! [`gpu`] the devices.
+//! [`storage`] is the object store, [`optimizer`] the optimizer, [`gpu`] the devices.
+#![doc = include_str!("../README.md")]
 
 pub use tensortier_gpu as gpu;
 pub use tensortier_optimizer as optimizer;
