@@ -1,6 +1,8 @@
 //! The store against a map of byte vectors: random operations, budgets, chunk sizes and paths that
 //! answer late, out of order, or not at all.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests may panic as tests do")]
+
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;

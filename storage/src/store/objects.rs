@@ -152,7 +152,7 @@ impl Store {
         cell.frame = FrameSlot::Here(frame.share());
         cell.residency.put();
         drop(cell);
-        self.0.handle.send(Msg::Adopt(Some(Arc::clone(chunk))));
+        self.0.handle.adopt(chunk);
         Ok(())
     }
 
@@ -223,7 +223,7 @@ impl Store {
     /// Says that the object will be wanted: its chunks are loaded as memory allows, without evicting
     /// what a declared schedule keeps. Returns at once.
     pub fn prefetch(&self, object: &ObjectRef) {
-        self.0.handle.send(Msg::Prefetch(object.0.chunks.to_vec()));
+        self.0.handle.prefetch(object.0.chunks.to_vec());
     }
 
     /// Moves the object out of memory and waits for it; chunks that leases hold stay.
