@@ -9,15 +9,15 @@ use crate::catalog::{Chunk, FrameSlot};
 use crate::error::{Error, Result};
 use crate::id::{Class, PathId, Version};
 use crate::path::{Extent, TransferError};
-use crate::residency::{After, Prefetch};
+use crate::residency::{After, Host, Prefetch};
 use crate::sync::Ordering;
 use crate::ticket::Completer;
 use crate::units::Bytes;
 
-use super::{Loading, Msg};
 use super::room::Frame;
 use super::run::Mover;
 use super::worker::Job;
+use super::{Loading, Msg};
 
 /// Somebody wants memory.
 pub(super) enum Want {
@@ -160,6 +160,10 @@ impl Mover {
     /// A prefetch of a chunk that is in memory keeps it there; returns whether it does.
     fn touch(&mut self, chunk: &Arc<Chunk>) -> bool {
         let mut cell = chunk.cell.lock();
+        if cell.residency.host == Host::Filling && matches!(cell.frame, FrameSlot::Empty) {
+            // A lease asked for it, and its message is on its way: nothing used later goes before.
+            return false;
+        }
         let answer = cell.residency.prefetch();
         if answer == Prefetch::Load {
             // It left between two looks; the next look finds it a frame.
@@ -183,6 +187,7 @@ impl Mover {
         cell.framed_at = Some(Instant::now());
         let Some(disk) = &cell.disk else {
             debug_assert_eq!(cell.residency.newest, Version(0));
+            cell.frame = FrameSlot::Out;
             drop(cell);
             counters.zero_fills.add(1);
             let _ = self.workers.send(Job::Zero { chunk, frame });
@@ -211,7 +216,7 @@ impl Mover {
     ) {
         let mut cell = chunk.cell.lock();
         let sums = cell.disk.as_ref().and_then(|disk| disk.sums.clone());
-        let slot = std::mem::take(&mut cell.frame);
+        let slot = std::mem::replace(&mut cell.frame, FrameSlot::Out);
         drop(cell);
         self.free_extent(path, extent);
         let frame = match slot {

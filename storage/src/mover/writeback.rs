@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::arena::granules_up;
-use crate::catalog::{Chunk, DiskCopy};
+use crate::catalog::{Chunk, DiskCopy, FrameSlot};
 use crate::error::{Errno, Error};
 use crate::id::{Class, PathId};
 use crate::path::{Extent, PathStore};
 use crate::placement::{Candidate, Choice};
-use crate::residency::{After, Drain, Host, Leaving};
+use crate::residency::{After, Drain, Leaving};
 use crate::units::Bytes;
 
 use super::run::Mover;
@@ -330,7 +330,7 @@ impl Mover {
 
     /// A lease ended and dropped the frame on its way; the chunk may be on its way in again.
     pub(super) fn left(&mut self, chunk: &Arc<Chunk>) {
-        if chunk.cell.lock().residency.host == Host::None {
+        if matches!(chunk.cell.lock().frame, FrameSlot::Empty) {
             self.forget(chunk);
         }
     }
