@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
 
-use crate::catalog::Chunk;
+use crate::catalog::{Chunk, FrameSlot};
 use crate::error::Error;
 use crate::evict::EvictionPolicy;
 use crate::id::{ChunkId, PathId};
@@ -81,7 +81,12 @@ impl Msg {
     fn is_outcome(&self) -> bool {
         matches!(
             self,
-            Msg::Read { .. } | Msg::Filled { .. } | Msg::Sealed { .. } | Msg::Wrote { .. }
+            Msg::Read { .. }
+                | Msg::Filled { .. }
+                | Msg::Sealed { .. }
+                | Msg::Wrote { .. }
+                | Msg::Adopt(_)
+                | Msg::Left(_)
         )
     }
 }
@@ -224,6 +229,22 @@ impl Mover {
         }
     }
 
+    /// Gives up all memory but what leases and transfers hold: an object that the caller still names
+    /// must not keep it.
+    fn let_go(&self) {
+        for chunk in self.resident.values() {
+            let mut cell = chunk.cell.lock();
+            // A lease that ends later drops its frame too.
+            cell.residency.delete();
+            let slot = match &cell.frame {
+                FrameSlot::Out => FrameSlot::Empty,
+                _ => std::mem::take(&mut cell.frame),
+            };
+            drop(cell);
+            drop(slot);
+        }
+    }
+
     /// Closes the paths and answers whoever asked for it.
     fn end(self) {
         self.refuse_waiters();
@@ -234,6 +255,7 @@ impl Mover {
                 failed.push((PathId(index as u16), error));
             }
         }
+        self.let_go();
         if let Some(closing) = self.closing {
             closing.reply.complete(Ok(failed));
         }
