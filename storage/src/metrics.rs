@@ -74,7 +74,8 @@ impl Counter {
         self.0.fetch_sub(n, Ordering::Relaxed);
     }
 
+    /// Returns the count. What is taken back before it was added shows as nothing.
     pub(crate) fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
+        self.0.load(Ordering::Relaxed).cast_signed().max(0).cast_unsigned()
     }
 }

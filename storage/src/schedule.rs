@@ -136,6 +136,12 @@ impl Schedule {
         }
     }
 
+    /// Returns whether the access at `position` was made or skipped.
+    pub fn is_past(&self, chunk: ChunkId, position: u32) -> bool {
+        let made = |uses: &Uses| uses.positions[..uses.past].contains(&position);
+        position < self.cursor || self.uses.get(&chunk).is_some_and(made)
+    }
+
     /// Returns the position of the chunk's next use; skipped accesses do not count.
     pub fn next_use(&self, chunk: ChunkId) -> Option<u64> {
         let uses = self.uses.get(&chunk)?;

@@ -75,12 +75,17 @@ impl<T> Ticket<T> {
     /// # Errors
     /// The ticket itself, to wait again.
     pub fn wait_timeout(self, limit: Duration) -> std::result::Result<Result<T>, Self> {
-        let deadline = Instant::now() + limit;
+        // `None`: the clock does not reach that far.
+        let deadline = Instant::now().checked_add(limit);
         let mut slot = self.0.slot.lock();
         loop {
             if let Some(answer) = slot.answer.take() {
                 return Ok(answer);
             }
+            let Some(deadline) = deadline else {
+                self.0.ready.wait(&mut slot);
+                continue;
+            };
             if self.0.ready.wait_until(&mut slot, deadline).timed_out() {
                 let answer = slot.answer.take();
                 drop(slot);

@@ -60,6 +60,22 @@ impl RangeAllocator {
         Some(at)
     }
 
+    /// Takes the whole free range that ends at `end` and returns its start, or `None`.
+    pub(crate) fn take_before(&mut self, end: u64) -> Option<u64> {
+        let (start, len) = self.by_start.range(..end).next_back().map(|(s, l)| (*s, *l))?;
+        if start + len != end {
+            return None;
+        }
+        self.remove(start, len);
+        self.free -= len;
+        Some(start)
+    }
+
+    /// Returns the free ranges in order.
+    pub(crate) fn runs(&self) -> Vec<Range<u64>> {
+        self.by_start.iter().map(|(start, len)| *start..start + len).collect()
+    }
+
     /// Returns a range that was taken; it merges with free neighbours.
     pub(crate) fn give(&mut self, start: u64, len: u64) {
         if len == 0 {

@@ -71,6 +71,21 @@ impl FrameMut {
         unsafe { std::slice::from_raw_parts_mut(self.0.address(0), self.0.padded_len()) }
     }
 
+    /// Moves the frame down to the start of the free run just below it, if there is one; what it
+    /// leaves joins the run above. Cost: a copy of the frame.
+    pub(crate) fn slide_down(&mut self) {
+        // A `FrameMut` is the only handle, so this cannot fail.
+        let Some(block) = Arc::get_mut(&mut self.0) else { return };
+        let (from, padded) = (block.start, block.padded_len());
+        let Some(to) = block.arena.take_before(from) else { return };
+        let (source, target) = (block.address(0), block.arena.region().address(to));
+        // SAFETY: `to..from` was just taken and `from..from + padded` is ours, all of it committed,
+        // since what is committed is a prefix; nobody else reaches either. They may overlap.
+        unsafe { std::ptr::copy(source, target, padded) };
+        block.start = to;
+        block.arena.give(to + padded as u64, from - to);
+    }
+
     /// Gives up exclusivity.
     pub fn share(self) -> FrameRef {
         FrameRef(self.0)
@@ -258,6 +273,22 @@ mod tests {
         let frame = guard.try_finish().unwrap();
         assert_eq!(frame.len(), 5000);
         assert_eq!((frame[4095], frame[4096]), (1, 2));
+    }
+
+    #[test]
+    fn a_frame_slides_down_over_itself() {
+        let arena = Arena::new(8 * GRANULE).unwrap();
+        let first = arena.try_alloc(1).unwrap().unwrap();
+        let mut second = arena.try_alloc(3 * GRANULE).unwrap().unwrap();
+        let third = arena.try_alloc(1).unwrap().unwrap();
+        second.iter_mut().enumerate().for_each(|(i, byte)| *byte = (i / 7) as u8);
+        drop(first);
+        second.slide_down();
+        second.slide_down();
+        assert!(second.iter().enumerate().all(|(i, byte)| *byte == (i / 7) as u8));
+        assert_eq!(arena.free_runs(), [3 * GRANULE..4 * GRANULE, 5 * GRANULE..8 * GRANULE]);
+        drop((second, third));
+        assert_eq!(arena.usage().largest_run, 8 * GRANULE);
     }
 
     #[test]

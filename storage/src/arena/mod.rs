@@ -155,6 +155,17 @@ impl Arena {
         &self.0.region
     }
 
+    /// Takes the whole free run that ends at `end` and returns its start; only a frame that slides
+    /// down calls it.
+    fn take_before(&self, end: u64) -> Option<u64> {
+        self.0.state.lock().ranges.take_before(end)
+    }
+
+    /// Returns the free runs in order.
+    pub(crate) fn free_runs(&self) -> Vec<std::ops::Range<u64>> {
+        self.0.state.lock().ranges.runs()
+    }
+
     /// Returns how much of the byte range `window` no frame holds.
     pub(crate) fn free_in(&self, window: &std::ops::Range<u64>) -> u64 {
         self.0.state.lock().ranges.free_in(window)

@@ -46,13 +46,14 @@ pub(crate) struct Cell {
 /// Where a chunk's frame is.
 #[derive(Debug, Default)]
 pub(crate) enum FrameSlot {
+    /// There is none, nor is one being filled.
     #[default]
     Empty,
     /// In memory; readers hold clones.
     Here(FrameRef),
     /// Being filled by a path.
     Filling(FillGuard),
-    /// With the holder of a write lease, or with the mover for a moment.
+    /// With the holder of a write lease, or with the mover on its way in.
     Out,
 }
 

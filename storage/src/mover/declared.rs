@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::arena::granules_up;
 use crate::catalog::Chunk;
 use crate::id::ChunkId;
-use crate::residency::{Evict, Leaving};
+use crate::residency::Leaving;
 use crate::schedule::{Access, Fate, Schedule};
 use crate::sync::Ordering;
 
@@ -17,13 +17,20 @@ use super::run::Mover;
 pub(super) struct Declared {
     schedule: Schedule,
     chunks: HashMap<ChunkId, Arc<Chunk>>,
-    /// Accesses of this pass that were not yet read ahead.
-    ahead: VecDeque<Arc<Chunk>>,
+    /// Accesses of this pass that were not yet read ahead, by their positions.
+    ahead: VecDeque<(u32, Arc<Chunk>)>,
 }
 
 impl Declared {
     pub(super) fn next_use(&self, chunk: ChunkId) -> Option<u64> {
         self.schedule.next_use(chunk)
+    }
+
+    /// Takes the next access to read ahead for, passing over those that leases overtook.
+    fn next_ahead(&mut self) -> Option<(u32, Arc<Chunk>)> {
+        let schedule = &self.schedule;
+        while self.ahead.pop_front_if(|(at, chunk)| schedule.is_past(chunk.id, *at)).is_some() {}
+        self.ahead.pop_front()
     }
 }
 
@@ -47,7 +54,7 @@ impl Mover {
             chunk.tracked.store(true, Ordering::Relaxed);
         }
         let surplus: Vec<_> = schedule.surplus().to_vec();
-        self.declared = Some(Declared { schedule, chunks, ahead: this.into() });
+        self.declared = Some(Declared { schedule, chunks, ahead: (0..).zip(this).collect() });
         self.victims.clear();
         for id in surplus {
             if let Some(chunk) = self.resident.get(&id).cloned() {
@@ -69,17 +76,17 @@ impl Mover {
     pub(super) fn released(&mut self, chunk: &Arc<Chunk>) {
         let Some(declared) = &mut self.declared else { return };
         if declared.schedule.used(chunk.id) == Fate::Release {
-            let answer = self.evict(chunk, Leaving::ForGood);
-            debug_assert_ne!(answer, Evict::Nothing);
+            // It may be gone: deleted, or a victim since its lease ended.
+            self.evict(chunk, Leaving::ForGood);
         }
     }
 
     /// Reads ahead in the order of the schedule until memory is short; returns whether all is done.
     pub(super) fn pump_ahead(&mut self) -> bool {
-        while let Some(chunk) = self.declared.as_mut().and_then(|d| d.ahead.pop_front()) {
+        while let Some((position, chunk)) = self.declared.as_mut().and_then(Declared::next_ahead) {
             if !self.prefetch_one(&chunk) {
                 if let Some(declared) = &mut self.declared {
-                    declared.ahead.push_front(chunk);
+                    declared.ahead.push_front((position, chunk));
                 }
                 return false;
             }

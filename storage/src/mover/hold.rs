@@ -11,7 +11,7 @@ use crate::residency::{After, Host, Lease, Mode};
 use crate::sync::Ordering;
 use crate::ticket::{Completer, Ticket, ticket};
 
-use super::{Handle, Msg};
+use super::{Handle, Loading, Msg};
 
 /// A granted lease; its drop ends it.
 #[derive(Debug)]
@@ -67,11 +67,17 @@ impl Handle {
                 cell.residency.undo_lease(mode);
                 self.wait_for(chunk, &mut cell, mode)
             }
-            Lease::Wait => self.wait_for(chunk, &mut cell, mode),
+            Lease::Wait => {
+                if cell.residency.host == Host::Filling {
+                    self.shared.counters.misses.add(1);
+                }
+                self.wait_for(chunk, &mut cell, mode)
+            }
             Lease::Load => {
                 let ticket = self.wait_for(chunk, &mut cell, mode);
                 drop(cell);
-                self.send(Msg::Load(Arc::clone(chunk)));
+                self.shared.counters.misses.add(1);
+                self.send(Msg::Load(Loading::of(chunk)));
                 ticket
             }
             Lease::Gone => {
@@ -82,6 +88,10 @@ impl Handle {
     }
 
     fn wait_for(&self, chunk: &Arc<Chunk>, cell: &mut Cell, mode: Mode) -> Ticket<Hold> {
+        // Under the cell's lock: either the mover's last look at the cell finds us, or we see this.
+        if self.shared.ended.load(Ordering::SeqCst) {
+            return Ticket::answered(Err(Error::Closed));
+        }
         let (completer, ticket) = ticket();
         let reply =
             Box::new(HoldReply { completer, handle: self.clone(), chunk: Arc::clone(chunk) });
@@ -126,7 +136,7 @@ impl Handle {
             waiter.reply.tell(answer);
         }
         if load {
-            self.send(Msg::Load(Arc::clone(chunk)));
+            self.send(Msg::Load(Loading::of(chunk)));
         }
     }
 

@@ -9,20 +9,20 @@ use crate::catalog::{Chunk, FrameSlot};
 use crate::error::{Error, Result};
 use crate::id::{Class, PathId, Version};
 use crate::path::{Extent, TransferError};
-use crate::residency::{After, Prefetch};
+use crate::residency::{After, Host, Prefetch};
 use crate::sync::Ordering;
 use crate::ticket::Completer;
 use crate::units::Bytes;
 
-use super::Msg;
 use super::room::Frame;
 use super::run::Mover;
 use super::worker::Job;
+use super::{Loading, Msg};
 
 /// Somebody wants memory.
 pub(super) enum Want {
     /// For a chunk, to be loaded.
-    Load(Arc<Chunk>),
+    Load(Loading),
     /// For new contents.
     Frame { bytes: u64, reply: Completer<FrameMut> },
 }
@@ -30,25 +30,38 @@ pub(super) enum Want {
 impl Want {
     pub(super) fn bytes(&self) -> u64 {
         match self {
-            Want::Load(chunk) => chunk.bytes,
+            Want::Load(loading) => loading.bytes(),
             Want::Frame { bytes, .. } => *bytes,
         }
     }
 
     /// Answers a demand that cannot be met.
-    pub(super) fn refuse(self, error: &Error) {
+    fn refuse(self, error: &Error) {
         match self {
             Want::Frame { reply, .. } => reply.complete(Err(error.clone())),
-            Want::Load(chunk) => {
-                let mut cell = chunk.cell.lock();
-                cell.residency.filled(false);
-                let woken = cell.refuse_all(error);
-                drop(cell);
-                for (waiter, answer) in woken {
-                    waiter.reply.tell(answer);
-                }
-            }
+            Want::Load(loading) => loading.refuse(error),
         }
+    }
+
+    /// Returns whether nobody waits for it any more.
+    fn is_abandoned(&self) -> bool {
+        match self {
+            Want::Frame { reply, .. } => reply.is_abandoned(),
+            Want::Load(loading) => !loading.is_wanted(),
+        }
+    }
+}
+
+/// A chunk that will be wanted, and when that was said on the store's count of leases.
+pub(super) struct Hint {
+    chunk: Arc<Chunk>,
+    said: u64,
+}
+
+impl Hint {
+    /// Returns whether the chunk was leased since: what was foretold has happened.
+    fn is_past(&self) -> bool {
+        self.chunk.last_use.load(Ordering::Relaxed) >= self.said
     }
 }
 
@@ -56,18 +69,27 @@ impl Mover {
     /// Serves wants until one must wait for memory: demands first, then prefetches, then what the
     /// declared schedule says comes next.
     pub(super) fn pump_memory(&mut self) {
-        let demands_met = self.pump_demand();
-        let waiting = !demands_met || !self.pump_prefetch() || !self.pump_ahead();
+        // Set before the look at the chunks, so that a lease that ends during it is not missed. What
+        // the mover itself frees meanwhile is no news.
+        self.handle.shared.starving.store(true, Ordering::SeqCst);
+        self.handle.shared.arena.set_starving(false);
+        let waiting = !self.pump_demand() || !self.pump_prefetch() || !self.pump_ahead();
         self.handle.shared.starving.store(waiting, Ordering::SeqCst);
         self.handle.shared.arena.set_starving(waiting);
     }
 
+    /// Takes note of chunks that will be wanted.
+    pub(super) fn hint(&mut self, chunks: Vec<Arc<Chunk>>, said: u64) {
+        self.prefetch.extend(chunks.into_iter().map(|chunk| Hint { chunk, said }));
+    }
+
     fn pump_demand(&mut self) -> bool {
         while let Some(want) = self.demand.pop_front() {
-            if matches!(&want, Want::Frame { reply, .. } if reply.is_abandoned()) {
+            if want.is_abandoned() {
+                self.give_up_want(want);
                 continue;
             }
-            match self.find_frame(&want, Class::Demand) {
+            match self.find_frame(want.bytes(), Class::Demand) {
                 Frame::Found(frame) => self.serve(want, frame),
                 Frame::Coming => {
                     self.demand.push_front(want);
@@ -81,7 +103,11 @@ impl Mover {
 
     fn serve(&mut self, want: Want, frame: FrameMut) {
         match want {
-            Want::Load(chunk) => self.fill(chunk, frame, Class::Demand),
+            Want::Load(loading) => {
+                if let Some(chunk) = loading.take() {
+                    self.fill(chunk, frame, Class::Demand);
+                }
+            }
             Want::Frame { reply, .. } => {
                 self.lent += 1;
                 reply.complete(Ok(frame));
@@ -89,11 +115,19 @@ impl Mover {
         }
     }
 
+    /// Drops a want of nobody; somebody may have come since it was looked at.
+    fn give_up_want(&mut self, want: Want) {
+        if let Want::Load(loading) = want
+            && let Some(chunk) = loading.take()
+        {
+            self.demand.push_back(Want::Load(Loading::of(&chunk)));
+        }
+    }
+
     fn pump_prefetch(&mut self) -> bool {
-        while let Some(want) = self.prefetch.pop_front() {
-            let Want::Load(chunk) = want else { continue };
-            if !self.prefetch_one(&chunk) {
-                self.prefetch.push_front(Want::Load(chunk));
+        while let Some(hint) = self.prefetch.pop_front() {
+            if !hint.is_past() && !self.prefetch_one(&hint.chunk) {
+                self.prefetch.push_front(hint);
                 return false;
             }
         }
@@ -104,7 +138,7 @@ impl Mover {
     /// that must leave first, or memory that is on its way, make it wait.
     pub(super) fn prefetch_one(&mut self, chunk: &Arc<Chunk>) -> bool {
         if chunk.cell.lock().residency.wants_load() {
-            match self.find_frame(&Want::Load(Arc::clone(chunk)), Class::Prefetch) {
+            match self.find_frame(chunk.bytes, Class::Prefetch) {
                 Frame::Found(frame) => return self.prefetch_into(chunk, frame),
                 Frame::Coming => return false,
                 Frame::Never(_) => return true,
@@ -126,6 +160,10 @@ impl Mover {
     /// A prefetch of a chunk that is in memory keeps it there; returns whether it does.
     fn touch(&mut self, chunk: &Arc<Chunk>) -> bool {
         let mut cell = chunk.cell.lock();
+        if cell.residency.host == Host::Filling && matches!(cell.frame, FrameSlot::Empty) {
+            // A lease asked for it, and its message is on its way: nothing used later goes before.
+            return false;
+        }
         let answer = cell.residency.prefetch();
         if answer == Prefetch::Load {
             // It left between two looks; the next look finds it a frame.
@@ -149,6 +187,7 @@ impl Mover {
         cell.framed_at = Some(Instant::now());
         let Some(disk) = &cell.disk else {
             debug_assert_eq!(cell.residency.newest, Version(0));
+            cell.frame = FrameSlot::Out;
             drop(cell);
             counters.zero_fills.add(1);
             counters.zero_fill_bytes.add(chunk.bytes);
@@ -178,7 +217,7 @@ impl Mover {
     ) {
         let mut cell = chunk.cell.lock();
         let sums = cell.disk.as_ref().and_then(|disk| disk.sums.clone());
-        let slot = std::mem::take(&mut cell.frame);
+        let slot = std::mem::replace(&mut cell.frame, FrameSlot::Out);
         drop(cell);
         self.free_extent(path, extent);
         let frame = match slot {
@@ -241,11 +280,9 @@ impl Mover {
         self.handle.wake(chunk, woken, load);
     }
 
-    /// A put handed its frame over to a chunk, or gave it up.
-    pub(super) fn adopt(&mut self, chunk: Option<Arc<Chunk>>) {
-        self.lent = self.lent.saturating_sub(1);
-        if let Some(chunk) = chunk {
-            self.resident.insert(chunk.id, chunk);
-        }
+    /// A put handed its frame over to a chunk.
+    pub(super) fn adopt(&mut self, chunk: Arc<Chunk>) {
+        self.lent -= 1;
+        self.resident.insert(chunk.id, chunk);
     }
 }

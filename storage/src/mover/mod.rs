@@ -4,12 +4,14 @@
 mod declared;
 mod hold;
 mod load;
+mod loading;
 mod room;
 mod run;
 mod settle;
 mod worker;
 mod writeback;
 
+use std::fmt;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -28,18 +30,19 @@ use crate::sync::{AtomicBool, AtomicU64, Ordering};
 use crate::ticket::Completer;
 
 pub(crate) use hold::Hold;
+use loading::Loading;
 use run::Mover;
 
 /// What the mover is told.
 pub(crate) enum Msg {
     /// A lease waits for a chunk that is not in memory.
-    Load(Arc<Chunk>),
+    Load(Loading),
     /// A caller wants a frame of its own for new contents.
     Frame { bytes: u64, reply: Completer<FrameMut> },
-    /// A frame from [`Msg::Frame`] now belongs to this chunk, or (`None`) was given up.
-    Adopt(Option<Arc<Chunk>>),
-    /// These chunks will be wanted.
-    Prefetch(Vec<Arc<Chunk>>),
+    /// A frame from [`Msg::Frame`] now belongs to this chunk.
+    Adopt(Arc<Chunk>),
+    /// These chunks will be wanted, as was said when the count of leases stood at `said`.
+    Prefetch { chunks: Vec<Arc<Chunk>>, said: u64 },
     /// These chunks shall leave memory.
     Evict { chunks: Vec<Arc<Chunk>>, reply: Completer<()> },
     /// Everything written so far shall be on a path.
@@ -90,8 +93,10 @@ pub(crate) struct Shared {
     pub(crate) checksums: bool,
     /// Counts leases; a chunk's age is measured in it.
     leases: AtomicU64,
-    /// Set while a demand waits for memory: then the end of any lease is worth a message.
+    /// Set while somebody waits for memory: then the end of any lease is worth a message.
     starving: AtomicBool,
+    /// Set before the mover answers all who wait for the last time: later nobody may begin to wait.
+    ended: AtomicBool,
 }
 
 impl Shared {
@@ -102,10 +107,17 @@ impl Shared {
 }
 
 /// A way to reach the mover; clones are cheap.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(crate) struct Handle {
     inbox: Sender<Msg>,
     pub(crate) shared: Arc<Shared>,
+}
+
+impl fmt::Debug for Handle {
+    /// Writes its name alone: every lease has one, and what it leads to fills a page.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Handle")
+    }
 }
 
 impl Handle {
@@ -113,6 +125,18 @@ impl Handle {
     /// [`Error::Closed`].
     pub(crate) fn send(&self, msg: Msg) {
         let _ = self.inbox.send(msg);
+    }
+
+    /// Says that chunks will be wanted.
+    pub(crate) fn prefetch(&self, chunks: Vec<Arc<Chunk>>) {
+        let said = self.shared.leases();
+        self.send(Msg::Prefetch { chunks, said });
+    }
+
+    /// Hands a frame from [`Msg::Frame`] over to a chunk that has it now.
+    pub(crate) fn adopt(&self, chunk: &Arc<Chunk>) {
+        chunk.last_use.store(self.tick(), Ordering::Relaxed);
+        self.send(Msg::Adopt(Arc::clone(chunk)));
     }
 
     /// Returns the next number of the count of leases.
@@ -139,6 +163,7 @@ pub(crate) fn start(
         checksums,
         leases: AtomicU64::new(1),
         starving: AtomicBool::new(false),
+        ended: AtomicBool::new(false),
     });
     let freed = inbox.clone();
     shared.arena.on_freed(move || {

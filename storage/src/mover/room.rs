@@ -13,7 +13,6 @@ use crate::residency::{Evict, Leaving};
 use crate::sync::Ordering;
 use crate::units::Bytes;
 
-use super::load::Want;
 use super::run::Mover;
 
 /// How many victims one look over the resident chunks yields; a look costs as much as all of them.
@@ -37,9 +36,8 @@ pub(super) struct Victim {
 }
 
 impl Mover {
-    /// Finds a frame for a want, making room if its class may.
-    pub(super) fn find_frame(&mut self, want: &Want, class: Class) -> Frame {
-        let bytes = want.bytes();
+    /// Finds a frame of `bytes`, making room if the class of the want may.
+    pub(super) fn find_frame(&mut self, bytes: u64, class: Class) -> Frame {
         let need = granules_up(bytes.max(1));
         loop {
             match self.handle.shared.arena.try_alloc(bytes) {
@@ -59,6 +57,10 @@ impl Mover {
             if self.coming_bytes > 0 && free + self.coming_bytes >= need {
                 return Frame::Coming;
             }
+            // Enough is free and only what is on its way in or out lies between: it will lie still.
+            if free >= need && self.in_motion() {
+                return Frame::Coming;
+            }
             if !self.evict_one(class) {
                 break;
             }
@@ -67,12 +69,11 @@ impl Mover {
     }
 
     fn nothing_to_evict(&self, need: u64, class: Class) -> Frame {
-        let moving = self.filling > 0 || self.coming_bytes > 0 || self.lent > 0 || self.writing > 0;
-        if moving || class != Class::Demand {
+        if self.in_motion() || self.coming_bytes > 0 || self.lent > 0 || class != Class::Demand {
             return Frame::Coming;
         }
-        if let Some(error) = &self.no_space {
-            return Frame::Never(error.clone());
+        if let Some(error) = self.stuck_for() {
+            return Frame::Never(error);
         }
         let usage = self.handle.shared.arena.usage();
         let held = self.resident.values().filter(|chunk| chunk.cell.lock().residency.leased());
@@ -85,6 +86,23 @@ impl Mover {
             largest_run: Bytes(usage.largest_run),
             holders: holders.collect(),
         })
+    }
+
+    /// Returns whether chunks are on their way in or out.
+    fn in_motion(&self) -> bool {
+        self.filling + self.sealing + self.writing > 0
+            || !self.sealed.is_empty()
+            || !self.to_write.is_empty()
+    }
+
+    /// Returns why no path takes what could leave memory, if that is what keeps it there.
+    fn stuck_for(&self) -> Option<Error> {
+        let error = self.no_space.as_ref().filter(|_| self.paths_refuse())?;
+        let stuck = self.resident.values().any(|chunk| {
+            let residency = &chunk.cell.lock().residency;
+            residency.may_leave() && residency.dirty()
+        });
+        stuck.then(|| error.clone())
     }
 
     /// Makes the best victim leave, or begin to. Returns whether there was one.
@@ -140,7 +158,7 @@ impl Mover {
         // brought and nobody used yet.
         let spared = class == Class::Prefetch
             && (next_use.is_some() || chunk.awaited.load(Ordering::Relaxed));
-        let stuck = dirty && !self.any_path_usable();
+        let stuck = dirty && self.paths_refuse();
         if !rest || spared || stuck {
             return None;
         }
@@ -171,17 +189,58 @@ impl Mover {
         answer
     }
 
-    /// Makes a free run of `need` bytes by moving chunks that lie still out of the cheapest window.
-    /// Returns whether something was moved. Cost: a copy of what lies in the window.
+    /// Makes a free run of `need` bytes by moving chunks that lie still: out of the cheapest window
+    /// where there is room for them elsewhere, or else closer together. Returns whether there is one
+    /// now; only what does not lie still can refuse it. Cost: a copy of what is moved.
     fn lengthen_run(&mut self, need: u64) -> bool {
         let frames = self.frames_at_rest();
-        let Some((window, moved)) = self.cheapest_window(&frames, need) else { return false };
-        for (_, chunk) in &frames[moved] {
-            if !self.move_out(chunk, &window) {
+        self.clear_window(&frames, need) || self.push_together(&frames, need)
+    }
+
+    /// Moves what lies in the cheapest window out of it, all or nothing.
+    fn clear_window(&self, frames: &[(Range<u64>, Arc<Chunk>)], need: u64) -> bool {
+        let Some((window, moved)) = self.cheapest_window(frames, need) else { return false };
+        let arena = &self.handle.shared.arena;
+        let chunks = || frames[moved.start..moved.end].iter().map(|(_, chunk)| chunk);
+        let room: Option<Vec<FrameMut>> = chunks()
+            .map(|chunk| arena.try_alloc_avoiding(chunk.bytes, window.clone()).ok().flatten())
+            .collect();
+        let Some(room) = room else { return false };
+        chunks().zip(room).all(|(chunk, to)| self.move_to(chunk, to))
+    }
+
+    /// Slides neighbours down until the free runs between them are one of `need` bytes.
+    fn push_together(&self, frames: &[(Range<u64>, Arc<Chunk>)], need: u64) -> bool {
+        let runs = self.handle.shared.arena.free_runs();
+        let Some(moved) = neighbours(frames, &runs, need) else { return false };
+        frames[moved].iter().all(|(_, chunk)| self.slide(chunk))
+    }
+
+    /// Slides a chunk's frame down; returns whether it lay still.
+    fn slide(&self, chunk: &Chunk) -> bool {
+        let mut cell = chunk.cell.lock();
+        if !cell.residency.at_rest() {
+            return false;
+        }
+        let FrameSlot::Here(frame) = std::mem::take(&mut cell.frame) else { return false };
+        match frame.try_exclusive() {
+            Ok(mut frame) => {
+                frame.slide_down();
+                cell.frame = FrameSlot::Here(frame.share());
+            }
+            Err(frame) => {
+                cell.frame = FrameSlot::Here(frame);
                 return false;
             }
         }
+        drop(cell);
+        self.count_move(chunk);
         true
+    }
+
+    fn count_move(&self, chunk: &Chunk) {
+        self.handle.shared.counters.moves.add(1);
+        self.handle.shared.counters.moved_bytes.add(chunk.bytes);
     }
 
     /// Returns the frames that may be moved, in order of address.
@@ -224,12 +283,8 @@ impl Mover {
         windows.min_by_key(|(cost, ..)| *cost).map(|(_, window, moved)| (window, moved))
     }
 
-    /// Copies a chunk's frame out of `window`; returns whether there was room and it lay still.
-    fn move_out(&mut self, chunk: &Arc<Chunk>, window: &Range<u64>) -> bool {
-        let shared = &self.handle.shared;
-        let Ok(Some(mut to)) = shared.arena.try_alloc_avoiding(chunk.bytes, window.clone()) else {
-            return false;
-        };
+    /// Moves a chunk to another frame; returns whether it lay still.
+    fn move_to(&self, chunk: &Chunk, mut to: FrameMut) -> bool {
         let mut cell = chunk.cell.lock();
         if !cell.residency.at_rest() {
             return false;
@@ -239,8 +294,7 @@ impl Mover {
         cell.frame = FrameSlot::Here(to.share());
         drop(cell);
         drop(from);
-        shared.counters.moves.add(1);
-        shared.counters.moved_bytes.add(chunk.bytes);
+        self.count_move(chunk);
         true
     }
 
@@ -251,4 +305,43 @@ impl Mover {
         }
         self.uncount_coming(chunk);
     }
+}
+
+/// Returns which frames (in order of address) to push together so that the free runs between and
+/// around them become one of `need` bytes: those of the fewest bytes among unbroken rows of frames
+/// and free runs that start with a free run.
+fn neighbours(
+    frames: &[(Range<u64>, Arc<Chunk>)],
+    runs: &[Range<u64>],
+    need: u64,
+) -> Option<Range<usize>> {
+    // Free runs and frames in order of address; a frame knows its index.
+    let frames = frames.iter().enumerate().map(|(index, (range, _))| (range.clone(), Some(index)));
+    let mut row: Vec<_> = runs.iter().map(|run| (run.clone(), None)).chain(frames).collect();
+    row.sort_unstable_by_key(|(range, _)| range.start);
+    let bytes = |at: usize| row[at].0.end - row[at].0.start;
+    let mut best: Option<(u64, Range<usize>)> = None;
+    let (mut first, mut free, mut cost) = (0, 0, 0);
+    for last in 0..row.len() {
+        if last > first && row[last - 1].0.end != row[last].0.start {
+            (first, free, cost) = (last, 0, 0);
+        }
+        match row[last].1 {
+            None => free += bytes(last),
+            Some(_) => cost += bytes(last),
+        }
+        while first < last && (row[first].1.is_some() || free - bytes(first) >= need) {
+            match row[first].1 {
+                None => free -= bytes(first),
+                Some(_) => cost -= bytes(first),
+            }
+            first += 1;
+        }
+        if free >= need && best.as_ref().is_none_or(|(least, _)| cost < *least) {
+            let mut inside = row[first..=last].iter().filter_map(|(_, index)| *index);
+            let begin = inside.next()?;
+            best = Some((cost, begin..inside.next_back().unwrap_or(begin) + 1));
+        }
+    }
+    best.map(|(_, moved)| moved)
 }

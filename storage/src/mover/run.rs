@@ -6,16 +6,17 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
 
-use crate::catalog::Chunk;
+use crate::catalog::{Chunk, FrameSlot};
 use crate::error::Error;
 use crate::evict::EvictionPolicy;
 use crate::id::{ChunkId, PathId};
 use crate::path::CloseError;
 use crate::placement::Whole;
+use crate::sync::Ordering;
 use crate::ticket::Completer;
 
 use super::declared::Declared;
-use super::load::Want;
+use super::load::{Hint, Want};
 use super::room::Victim;
 use super::settle::Settle;
 use super::worker::Job;
@@ -32,7 +33,7 @@ pub(super) struct Mover {
     /// Chunks whose frame is in the arena.
     pub(super) resident: HashMap<ChunkId, Arc<Chunk>>,
     pub(super) demand: VecDeque<Want>,
-    pub(super) prefetch: VecDeque<Want>,
+    pub(super) prefetch: VecDeque<Hint>,
     pub(super) declared: Option<Declared>,
     /// Frames that callers are filling to put them.
     pub(super) lent: usize,
@@ -61,8 +62,33 @@ pub(super) struct Mover {
 }
 
 struct Closing {
-    deadline: Instant,
+    /// `None` when the clock does not reach that far.
+    deadline: Option<Instant>,
+    grace: Duration,
     reply: Completer<Vec<(PathId, CloseError)>>,
+}
+
+impl Closing {
+    /// Returns how much of the grace is left.
+    fn left(&self) -> Duration {
+        self.deadline
+            .map_or(self.grace, |deadline| deadline.saturating_duration_since(Instant::now()))
+    }
+}
+
+impl Msg {
+    /// Returns whether it says how something begun ended, rather than asking for more.
+    fn is_outcome(&self) -> bool {
+        matches!(
+            self,
+            Msg::Read { .. }
+                | Msg::Filled { .. }
+                | Msg::Sealed { .. }
+                | Msg::Wrote { .. }
+                | Msg::Adopt(_)
+                | Msg::Left(_)
+        )
+    }
 }
 
 impl Mover {
@@ -122,9 +148,9 @@ impl Mover {
     }
 
     fn next_message(&self) -> Option<Msg> {
-        match &self.closing {
+        match self.closing.as_ref().and_then(|closing| closing.deadline) {
             None => self.messages.recv().ok(),
-            Some(closing) => self.messages.recv_deadline(closing.deadline).ok(),
+            Some(deadline) => self.messages.recv_deadline(deadline).ok(),
         }
     }
 
@@ -138,12 +164,16 @@ impl Mover {
     }
 
     fn act(&mut self, msg: Msg) {
+        // Once the store closes, what is asked for is answered by being dropped.
+        if self.closing.is_some() && !msg.is_outcome() {
+            return;
+        }
         match msg {
-            Msg::Load(chunk) => self.demand.push_back(Want::Load(chunk)),
+            Msg::Load(loading) => self.demand.push_back(Want::Load(loading)),
             Msg::Frame { bytes, reply } => self.demand.push_back(Want::Frame { bytes, reply }),
 
             Msg::Adopt(chunk) => self.adopt(chunk),
-            Msg::Prefetch(chunks) => self.prefetch.extend(chunks.into_iter().map(Want::Load)),
+            Msg::Prefetch { chunks, said } => self.hint(chunks, said),
             Msg::Evict { chunks, reply } => self.evict_all(&chunks, reply),
             Msg::Flush { reply } => self.flush(reply),
             Msg::Delete(object) => object.chunks.iter().for_each(|chunk| self.delete(chunk)),
@@ -179,30 +209,53 @@ impl Mover {
     }
 
     fn begin_close(&mut self, grace: Duration, reply: Completer<Vec<(PathId, CloseError)>>) {
-        let deadline = Instant::now() + grace;
-        self.closing = Some(Closing { deadline, reply });
-        for want in self.demand.drain(..).chain(self.prefetch.drain(..)) {
-            want.refuse(&Error::Closed);
-        }
-        self.declared = None;
+        let deadline = Instant::now().checked_add(grace);
+        self.closing = Some(Closing { deadline, grace, reply });
+        self.demand.clear();
+        self.prefetch.clear();
+        self.end_schedule();
         self.to_write.clear();
         self.sealed.clear();
         self.settles.clear();
+        self.refuse_waiters();
     }
 
-    /// Closes the paths and answers whoever asked for it.
-    fn end(self) {
-        let deadline = self.closing.as_ref().map_or_else(Instant::now, |closing| closing.deadline);
-        let mut failed = Vec::new();
-        for (index, path) in self.handle.shared.paths.iter().enumerate() {
-            if let Err(error) = path.close(deadline.saturating_duration_since(Instant::now())) {
-                failed.push((PathId(index as u16), error));
-            }
-        }
+    /// Answers all who wait for a chunk; from now on nobody can begin to.
+    fn refuse_waiters(&self) {
+        self.handle.shared.ended.store(true, Ordering::SeqCst);
         for chunk in self.resident.values() {
             let woken = chunk.cell.lock().refuse_all(&Error::Closed);
             self.handle.wake(chunk, woken, false);
         }
+    }
+
+    /// Gives up all memory but what leases and transfers hold: an object that the caller still names
+    /// must not keep it.
+    fn let_go(&self) {
+        for chunk in self.resident.values() {
+            let mut cell = chunk.cell.lock();
+            // A lease that ends later drops its frame too.
+            cell.residency.delete();
+            let slot = match &cell.frame {
+                FrameSlot::Out => FrameSlot::Empty,
+                _ => std::mem::take(&mut cell.frame),
+            };
+            drop(cell);
+            drop(slot);
+        }
+    }
+
+    /// Closes the paths and answers whoever asked for it.
+    fn end(self) {
+        self.refuse_waiters();
+        let mut failed = Vec::new();
+        for (index, path) in self.handle.shared.paths.iter().enumerate() {
+            let left = self.closing.as_ref().map_or(Duration::ZERO, Closing::left);
+            if let Err(error) = path.close(left) {
+                failed.push((PathId(index as u16), error));
+            }
+        }
+        self.let_go();
         if let Some(closing) = self.closing {
             closing.reply.complete(Ok(failed));
         }

@@ -36,6 +36,8 @@ impl Mover {
 
     /// Writes every dirty chunk that no exclusive lease holds.
     pub(super) fn flush(&mut self, reply: Completer<()>) {
+        // Whoever asks for it may have made room: every path is offered the chunks afresh.
+        self.forgive_paths();
         let mut waiting = HashSet::new();
         let chunks: Vec<_> = self.resident.values().cloned().collect();
         for chunk in chunks {

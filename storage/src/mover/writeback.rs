@@ -10,7 +10,7 @@ use crate::error::{Errno, Error};
 use crate::id::{Class, PathId};
 use crate::path::{Extent, PathStore};
 use crate::placement::{Candidate, Choice};
-use crate::residency::{After, Leaving};
+use crate::residency::{After, Drain, Leaving};
 use crate::units::Bytes;
 
 use super::run::Mover;
@@ -56,9 +56,17 @@ impl Mover {
         &self.handle.shared.paths[id.index()]
     }
 
-    /// Returns whether any path takes writes.
-    pub(super) fn any_path_usable(&self) -> bool {
-        self.health.iter().any(Health::usable)
+    /// Returns whether, as far as is known, no path takes a write now: all are full, or a moment ago
+    /// none took one.
+    pub(super) fn paths_refuse(&self) -> bool {
+        let rest = self.no_space.is_some() && self.health.iter().all(Health::resting);
+        rest || !self.health.iter().any(Health::usable)
+    }
+
+    /// Has every path offered chunks again, whatever it refused before.
+    pub(super) fn forgive_paths(&mut self) {
+        self.health.fill(Health::default());
+        self.no_space = None;
     }
 
     /// A write-back was decided: it gets its turn.
@@ -66,7 +74,15 @@ impl Mover {
         let counters = &self.handle.shared.counters;
         counters.write_backs.add(1);
         counters.write_back_bytes.add(chunk.bytes);
-        if chunk.cell.lock().residency.leaving != Leaving::No {
+        let (drain, leaving) = {
+            let residency = &chunk.cell.lock().residency;
+            (residency.drain, residency.leaving)
+        };
+        // An earlier turn in the queue served this decision already.
+        if matches!(drain, Drain::Active(_)) {
+            return;
+        }
+        if drain == Drain::Queued && leaving != Leaving::No {
             self.count_coming(chunk);
         }
         // One taken back and decided again while it was still in the queue keeps its old turn.
@@ -103,10 +119,11 @@ impl Mover {
             let Some(chunk) = self.to_write.pop_front() else { break };
             self.queued.remove(&chunk.id);
             let mut cell = chunk.cell.lock();
+            // Only a chunk that drains may have another reader: a lease to write takes it exclusively.
             let started = cell.residency.start_drain();
-            let frame = cell.frame_to_read();
+            let frame = if started { cell.frame_to_read() } else { None };
             drop(cell);
-            let (true, Some(frame)) = (started, frame) else {
+            let Some(frame) = frame else {
                 self.uncount_coming(&chunk);
                 self.settled(&chunk, None);
                 taken_back = true;
@@ -126,6 +143,11 @@ impl Mover {
     fn pump_place(&mut self) -> bool {
         let mut refused = false;
         while let Some(mut sealed) = self.sealed.pop_front() {
+            if sealed.chunk.cell.lock().residency.deleted {
+                self.call_off(&sealed.chunk);
+                refused = true;
+                continue;
+            }
             let candidates = self.candidates(&sealed);
             match self.placement.choose(&candidates, sealed.chunk.bytes) {
                 Choice::Path(path) => match self.path(path).reserve(sealed.chunk.bytes) {
@@ -232,8 +254,11 @@ impl Mover {
     fn give_up(&mut self, sealed: &Sealed) {
         let chunk = &sealed.chunk;
         let refused = self.health.iter().enumerate().filter_map(|(index, health)| {
-            let dir = self.handle.shared.paths[index].capabilities().dir.display();
-            health.refused.map(|(_, errno)| format!("{dir}: {errno}"))
+            let path = PathId(index as u16);
+            let own = sealed.tried.iter().rev().find(|(tried, _)| *tried == path);
+            let errno = own.map(|(_, errno)| *errno).or(health.refused.map(|(_, errno)| errno))?;
+            let dir = self.path(path).capabilities().dir.display();
+            Some(format!("{dir}: {errno}"))
         });
         let error = Error::NoSpace {
             key: chunk.key_text(),
@@ -243,6 +268,13 @@ impl Mover {
         let after = chunk.cell.lock().residency.drained(false);
         self.no_space = Some(error.clone());
         self.drained(chunk, after, Some(error));
+    }
+
+    /// A chunk was deleted before a path took it.
+    fn call_off(&mut self, chunk: &Arc<Chunk>) {
+        let after = chunk.cell.lock().residency.drained(false);
+        self.drained(chunk, after, None);
+        self.delete(chunk);
     }
 
     /// A write-back ended one way or the other.
@@ -272,12 +304,21 @@ impl Mover {
     /// The object was unlinked: its memory and space go as soon as nobody uses them.
     pub(super) fn delete(&mut self, chunk: &Arc<Chunk>) {
         let mut cell = chunk.cell.lock();
+        let called_off = cell.residency.drain == Drain::Queued;
         let after = cell.residency.delete();
         let dropped = cell.drop_frame(after);
-        let disk = if cell.residency.disk_unused() { cell.disk.take() } else { None };
+        let at_rest = cell.residency.disk_unused();
+        let disk = if at_rest { cell.disk.take() } else { None };
         let (woken, _) = cell.grant(chunk);
         drop(cell);
         drop(dropped);
+        if called_off {
+            self.handle.took_back(chunk);
+        }
+        if at_rest {
+            // No write-back will free its memory: what counts on that must look again.
+            self.uncount_coming(chunk);
+        }
         if after == After::Drop {
             self.forget(chunk);
         }
@@ -287,7 +328,7 @@ impl Mover {
         self.handle.wake(chunk, woken, false);
     }
 
-    /// A lease ended and dropped the frame on its way.
+    /// A lease ended and dropped the frame on its way; the chunk may be on its way in again.
     pub(super) fn left(&mut self, chunk: &Arc<Chunk>) {
         if matches!(chunk.cell.lock().frame, FrameSlot::Empty) {
             self.forget(chunk);

@@ -121,7 +121,8 @@ impl Store {
     /// call does nothing.
     ///
     /// # Errors
-    /// [`Error::Timeout`] when a path did not answer in time, naming what stays behind.
+    /// [`Error::Timeout`] when a path did not answer in time, naming what stays behind, or at once
+    /// when it is called while the store wakes a future: the store then ends by itself.
     pub fn close(&self, grace: Duration) -> Result<()> {
         self.0.close(grace)
     }
@@ -142,6 +143,10 @@ impl Inner {
         }
         let (reply, done) = ticket();
         self.handle.send(Msg::Close { grace, reply });
+        if self.on_own_thread() {
+            let what = String::from("closing the store from a wake-up on its own thread");
+            return Err(Error::Timeout { what, after: Duration::ZERO });
+        }
         let failed = done.wait()?;
         if let Some(thread) = self.thread.lock().take() {
             let _ = thread.join();
@@ -158,9 +163,21 @@ impl Inner {
     }
 }
 
+impl Inner {
+    /// Returns whether the caller is the mover, as when it wakes a future that owns the store; it
+    /// cannot wait for itself, and ends once the wake-up returns.
+    fn on_own_thread(&self) -> bool {
+        let own = self.thread.lock().as_ref().map(|thread| thread.thread().id());
+        own == Some(std::thread::current().id())
+    }
+}
+
 impl Drop for Inner {
     fn drop(&mut self) {
-        if let Err(error) = self.close(DROP_GRACE) {
+        let own = self.on_own_thread();
+        if let Err(error) = self.close(DROP_GRACE)
+            && !own
+        {
             tracing::error!(%error, "a dropped store did not end cleanly");
         }
     }

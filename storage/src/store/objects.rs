@@ -152,15 +152,16 @@ impl Store {
         cell.frame = FrameSlot::Here(frame.share());
         cell.residency.put();
         drop(cell);
-        self.0.handle.send(Msg::Adopt(Some(Arc::clone(chunk))));
+        self.0.handle.adopt(chunk);
         Ok(())
     }
 
     /// Returns the object of this key.
     ///
     /// # Errors
-    /// [`Error::NotFound`].
+    /// [`Error::NotFound`], [`Error::Closed`].
     pub fn object(&self, key: &str) -> Result<ObjectRef> {
+        self.check_open()?;
         self.0.catalog.lock().get(key).map(ObjectRef)
     }
 
@@ -223,7 +224,7 @@ impl Store {
     /// Says that the object will be wanted: its chunks are loaded as memory allows, without evicting
     /// what a declared schedule keeps. Returns at once.
     pub fn prefetch(&self, object: &ObjectRef) {
-        self.0.handle.send(Msg::Prefetch(object.0.chunks.to_vec()));
+        self.0.handle.prefetch(object.0.chunks.to_vec());
     }
 
     /// Moves the object out of memory and waits for it; chunks that leases hold stay.
@@ -240,8 +241,9 @@ impl Store {
     /// Removes the object. Leases keep its bytes; its memory and space are reused when they end.
     ///
     /// # Errors
-    /// [`Error::NotFound`].
+    /// [`Error::NotFound`], [`Error::Closed`].
     pub fn delete(&self, key: &str) -> Result<()> {
+        self.check_open()?;
         let object = self.0.catalog.lock().remove(key)?;
         self.0.handle.send(Msg::Delete(object));
         Ok(())
@@ -250,15 +252,17 @@ impl Store {
     /// Gives an object another key.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::AlreadyExists`], [`Error::KeyTooLong`]; nothing changes then.
+    /// [`Error::NotFound`], [`Error::AlreadyExists`], [`Error::KeyTooLong`], [`Error::Closed`];
+    /// nothing changes then.
     pub fn rename(&self, from: &str, to: &str) -> Result<()> {
+        self.check_open()?;
         self.0.catalog.lock().rename(from, Key::new(to)?)
     }
 
     /// Returns what is known of an object.
     ///
     /// # Errors
-    /// [`Error::NotFound`].
+    /// [`Error::NotFound`], [`Error::Closed`].
     pub fn stat(&self, key: &str) -> Result<Stat> {
         Ok(self.object(key)?.stat())
     }

@@ -35,6 +35,6 @@ impl Store {
     }
 
     pub(super) fn prefetch_chunk(&self, chunk: &Arc<Chunk>) {
-        self.0.handle.send(Msg::Prefetch(vec![Arc::clone(chunk)]));
+        self.0.handle.prefetch(vec![Arc::clone(chunk)]);
     }
 }

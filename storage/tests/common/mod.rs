@@ -1,0 +1,79 @@
+//! What the tests of the store share: stores over memory paths, patterns, patience.
+#![allow(dead_code, reason = "each test uses its part")]
+#![allow(clippy::unwrap_used, reason = "helpers of tests may panic as tests do")]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use proptest::prelude::ProptestConfig;
+use tensortier_storage::arena::GRANULE;
+use tensortier_storage::dtype::DType;
+use tensortier_storage::error::Result;
+use tensortier_storage::path::PathStore;
+use tensortier_storage::path::memory::{MemoryPath, Mischief};
+use tensortier_storage::store::{LeaseTicket, ObjectRef, Store, StoreBuilder};
+
+/// Longer than anything may take; a test that waits so long found a hang.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Returns how many cases a property runs: `usual`, or what TENSORTIER_CASES says. Failures are
+/// printed whole, so none is kept in a file.
+pub(crate) fn cases(usual: u32) -> ProptestConfig {
+    let cases = std::env::var("TENSORTIER_CASES").ok().and_then(|n| n.parse().ok());
+    ProptestConfig {
+        failure_persistence: None,
+        ..ProptestConfig::with_cases(cases.unwrap_or(usual))
+    }
+}
+
+/// Returns a path in memory that behaves as told.
+pub(crate) fn memory(name: &str, mischief: Mischief) -> Arc<MemoryPath> {
+    let path = Arc::new(MemoryPath::new(name, 1e9));
+    path.set_mischief(mischief);
+    path
+}
+
+/// Returns the settings of a store of so many granules over these paths.
+pub(crate) fn builder(granules: u64, paths: &[Arc<MemoryPath>]) -> StoreBuilder {
+    let builder = Store::builder().host_budget(granules * GRANULE);
+    paths.iter().fold(builder, |b, path| b.path_store(Arc::clone(path) as Arc<dyn PathStore>))
+}
+
+/// Makes an object of one chunk of so many granules.
+pub(crate) fn one_chunk(store: &Store, key: &str, granules: u64) -> ObjectRef {
+    let bytes = granules * GRANULE;
+    store.create_chunked(key, DType::U8, &[bytes], bytes).unwrap()
+}
+
+/// Puts an object of one chunk of so many granules, filled with `byte`.
+pub(crate) fn put(store: &Store, key: &str, granules: u64, byte: u8) -> ObjectRef {
+    let bytes = granules * GRANULE;
+    store.put(key, DType::U8, &[bytes], &vec![byte; bytes as usize]).unwrap()
+}
+
+/// Returns the object's bytes.
+pub(crate) fn read(store: &Store, key: &str) -> Result<Vec<u8>> {
+    let mut all = vec![0; store.stat(key)?.bytes as usize];
+    store.get_into(key, &mut all).map(|()| all)
+}
+
+/// Waits for a lease, but not forever.
+pub(crate) fn soon<L>(ticket: LeaseTicket<L>) -> Result<L> {
+    ticket.wait_timeout(PATIENCE).unwrap_or_else(|_| panic!("a lease was never answered"))
+}
+
+/// Runs `call` on a thread of its own and fails if it does not return in time.
+pub(crate) fn within_patience<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> T {
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || tell.send(call()));
+    told.recv_timeout(PATIENCE).expect("it did not return")
+}
+
+/// Waits until `holds`, or fails saying what does not.
+pub(crate) fn eventually(what: &str, holds: impl Fn() -> bool) {
+    let begin = std::time::Instant::now();
+    while !holds() {
+        assert!(begin.elapsed() < PATIENCE, "never: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
