@@ -34,6 +34,18 @@ pub enum Direction {
     Write,
 }
 
+/// What a direction of a path has to do at one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Load {
+    /// Nothing.
+    #[default]
+    Idle,
+    /// Less than it could have in flight.
+    Some,
+    /// As much as it can take, or more: the path is what holds it up.
+    Full,
+}
+
 impl Direction {
     /// Both of them.
     pub const BOTH: [Direction; 2] = [Direction::Read, Direction::Write];
@@ -277,10 +289,17 @@ impl<T> Admission<T> {
         self.lanes.iter().map(|lane| lane.in_flight).sum()
     }
 
-    /// Returns whether a direction has more to do than it may have in flight, or just as much.
-    pub fn is_full(&self, direction: Direction) -> bool {
+    /// Returns what a direction has to do: it is full when that is more than it may have in flight,
+    /// or just as much.
+    pub fn load(&self, direction: Direction) -> Load {
         let lane = &self.lanes[direction.index()];
-        lane.waiting_bytes > 0 || lane.in_flight_bytes >= lane.limit_bytes
+        if lane.waiting_bytes > 0 || lane.in_flight_bytes >= lane.limit_bytes {
+            Load::Full
+        } else if lane.in_flight_bytes > 0 {
+            Load::Some
+        } else {
+            Load::Idle
+        }
     }
 }
 
@@ -336,7 +355,7 @@ mod tests {
         assert_eq!(items, [0, 10, 1, 11]);
         assert_eq!(admission.next(Duration::ZERO), Next::Idle);
         assert_eq!(admission.outstanding_bytes(Read), 4 * MIB);
-        assert!(admission.is_full(Write));
+        assert_eq!(admission.load(Write), Load::Full);
         started.into_iter().for_each(|(_, permit)| admission.finish(permit));
         assert_eq!(admission.in_flight(), 0);
         assert_eq!(admission.cancel(), [2, 3, 12, 13]);

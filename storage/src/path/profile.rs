@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::admission::Direction;
+use super::admission::{Direction, Load};
 
 /// The speed of a path. Reading R and writing W bytes keeps it busy for
 /// `max(R/r, W/w) + k * min(R/r, W/w)` seconds.
@@ -58,44 +58,56 @@ impl PathProfile {
     }
 }
 
-/// A window ends when it is that long: longer than the slices in which throttles hand out their
-/// budgets (100 ms in the kernel's), which would be taken for a fast device and a slow one in turn.
+/// A window ends when the path was busy for that long: longer than the slices in which throttles hand
+/// out their budgets (100 ms in the kernel's), which would be taken for a fast device and a slow one
+/// in turn.
 const WINDOW: Duration = Duration::from_millis(250);
 
-/// One that ends earlier because the load changed is used if it has carried that much...
-const WINDOW_BYTES: u64 = 64 << 20;
-
-/// ...in no less than this: below it, a window says more about the scheduler than about the device.
-const SHORTEST: Duration = Duration::from_millis(20);
-
-/// After that much time in windows, a 1/e of the old view is left; after 2 s less than 2 %. Windows
-/// count by their length: otherwise short ones, which are the fast ones, would have most votes.
+/// After that much busy time, a 1/e of the old view is left; after 2 s less than 2 %.
 const MEMORY: Duration = Duration::from_millis(500);
 
-/// A window is one-way if the other way's part of the time is below the first, and says something
-/// about sharing above the second; in between it says neither well.
-const MIX: (f64, f64) = (0.02, 0.2);
+/// A direction was full in a window if it was for this part of the busy time.
+const FULL: f64 = 0.8;
 
-/// Learns a profile from windows during which a direction always had as much to do as it could take:
-/// only then is the path, and not its user, what is measured.
+/// A window is one-way if the other way's part of the time is below this.
+const ONE_WAY: f64 = 0.02;
+
+/// A window in which this much more was moved than the profile allows says so.
+const TOO_SLOW: f64 = 1.05;
+
+/// Learns a profile from windows of busy time. What held a direction up was the path only while the
+/// direction was full; but what was moved was moved, so a profile that allows less than that is too
+/// slow whoever was waiting.
 #[derive(Debug)]
 pub struct Meter {
     profile: PathProfile,
-    window: Option<Window>,
+    window: Window,
+    /// Whether a direction's own rate was seen in a one-way window, in the order of
+    /// [`Direction::BOTH`]; before, a mix says nothing about sharing.
+    seen_alone: [bool; 2],
+    loads: [Load; 2],
+    at: Duration,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy, Default)]
 struct Window {
-    since: Duration,
-    /// Which directions were full, in the order of [`Direction::BOTH`].
-    full: [bool; 2],
+    /// Seconds in which at least one direction had something to do.
+    busy: f64,
+    /// Seconds in which each direction was full.
+    full: [f64; 2],
     bytes: [u64; 2],
 }
 
 impl Meter {
     /// Returns a meter that starts from `seed`.
     pub fn new(seed: PathProfile) -> Self {
-        Meter { profile: seed, window: None }
+        Meter {
+            profile: seed,
+            window: Window::default(),
+            seen_alone: [false; 2],
+            loads: [Load::Idle; 2],
+            at: Duration::ZERO,
+        }
     }
 
     /// Returns the present view.
@@ -105,55 +117,106 @@ impl Meter {
 
     /// Counts bytes that were moved. To be called before the [`Meter::note`] that follows from it.
     pub fn moved(&mut self, direction: Direction, bytes: u64) {
-        if let Some(window) = &mut self.window {
-            window.bytes[usize::from(direction == Direction::Write)] += bytes;
+        self.window.bytes[usize::from(direction == Direction::Write)] += bytes;
+    }
+
+    /// Says what the directions have to do from now on, in the order of [`Direction::BOTH`]; to be
+    /// called whenever something was submitted, started or finished.
+    pub fn note(&mut self, now: Duration, loads: [Load; 2]) {
+        let passed = now.saturating_sub(self.at).as_secs_f64();
+        if self.loads != [Load::Idle; 2] {
+            self.window.busy += passed;
+        }
+        for (full, load) in self.window.full.iter_mut().zip(self.loads) {
+            *full += if load == Load::Full { passed } else { 0.0 };
+        }
+        (self.at, self.loads) = (now, loads);
+        if self.window.busy >= WINDOW.as_secs_f64() {
+            let window = std::mem::take(&mut self.window);
+            self.learn(&window);
         }
     }
 
-    /// Says which directions are full now, in the order of [`Direction::BOTH`]; to be called whenever
-    /// something was submitted, started or finished.
-    pub fn note(&mut self, now: Duration, full: [bool; 2]) {
-        if let Some(window) = &self.window {
-            let length = now.saturating_sub(window.since);
-            let changed = window.full != full;
-            let bytes = window.bytes[0] + window.bytes[1];
-            if !changed && length < WINDOW {
-                return;
-            }
-            if length >= WINDOW || (bytes >= WINDOW_BYTES && length >= SHORTEST) {
-                self.profile =
-                    learn(self.profile, length.as_secs_f64(), window.bytes.map(|b| b as f64));
-            }
-        }
-        let busy = full.contains(&true);
-        self.window = busy.then_some(Window { since: now, full, bytes: [0; 2] });
+    fn learn(&mut self, window: &Window) {
+        let PathProfile { read_bps, write_bps, sharing } = self.profile;
+        let rates = [read_bps, write_bps];
+        let bytes = window.bytes.map(|bytes| bytes as f64);
+        let times = [bytes[0] / rates[0], bytes[1] / rates[1]];
+        let full = window.full.map(|seconds| seconds >= FULL * window.busy);
+        let (long, short) = if times[0] >= times[1] { (0, 1) } else { (1, 0) };
+        let said = times[long] + sharing * times[short];
+        let new = if times[long] <= 0.0 {
+            // Not a byte in a whole busy window: it hangs or crawls; that is another's case.
+            return;
+        } else if times[short] < ONE_WAY * times[long] {
+            self.seen_alone[long] |= full[long];
+            alone(rates, sharing, long, bytes[long] / window.busy, full[long])
+        } else if said > TOO_SLOW * window.busy {
+            faster(rates, bytes, times, window.busy)
+        } else if full == [true, true] {
+            self.slower(rates, sharing, times, window.busy)
+        } else if full[0] || full[1] {
+            held_up(rates, sharing, bytes, times, usize::from(full[1]), window.busy)
+        } else {
+            return;
+        };
+        let weight = 1.0 - (-window.busy / MEMORY.as_secs_f64()).exp();
+        let blend = |old: f64, new: f64| old + weight * (new - old);
+        let (rates, seen) = new;
+        self.profile = PathProfile::new(
+            blend(read_bps, rates[0]),
+            blend(write_bps, rates[1]),
+            blend(sharing, seen),
+        );
+    }
+
+    /// Both directions were full and moved less than the profile allows: they share more, which only
+    /// shows when their own rates are known, or the path is slower both ways alike.
+    fn slower(&self, rates: [f64; 2], sharing: f64, times: [f64; 2], busy: f64) -> ([f64; 2], f64) {
+        let (long, short) = (times[0].max(times[1]), times[0].min(times[1]));
+        let shares = if self.seen_alone == [true, true] {
+            ((busy - long) / short).clamp(sharing, 1.0)
+        } else {
+            sharing
+        };
+        let scale = (long + shares * short) / busy;
+        (rates.map(|rate| rate * scale), shares)
     }
 }
 
-/// Returns `profile` corrected by a window of `seconds` in which that many bytes went each way.
-fn learn(profile: PathProfile, seconds: f64, [read, write]: [f64; 2]) -> PathProfile {
-    let PathProfile { read_bps: r, write_bps: w, sharing: k } = profile;
-    let weight = 1.0 - (-seconds / MEMORY.as_secs_f64()).exp();
-    let blend = |old: f64, new: f64| old + weight * (new - old);
-    let (read_time, write_time) = (read / r, write / w);
-    let (long, short) = (read_time.max(write_time), read_time.min(write_time));
-    if long <= 0.0 {
-        // A full queue and not a byte in a whole window: it hangs or crawls; that is another's case.
-        profile
-    } else if short < MIX.0 * long {
-        if read_time > write_time {
-            PathProfile::new(blend(r, read / seconds), w, k)
-        } else {
-            PathProfile::new(r, blend(w, write / seconds), k)
-        }
-    } else if short < MIX.1 * long {
-        profile
-    } else {
-        let seen = ((seconds - long) / short).clamp(0.0, 1.0);
-        // What no sharing explains is the device being faster or slower, both ways alike.
-        let scale = (long + seen * short) / seconds;
-        PathProfile::new(blend(r, r * scale), blend(w, w * scale), blend(k, seen))
+/// One direction alone moved `seen` bytes per second.
+fn alone(mut rates: [f64; 2], sharing: f64, way: usize, seen: f64, full: bool) -> ([f64; 2], f64) {
+    if full || seen > rates[way] {
+        rates[way] = seen;
     }
+    (rates, sharing)
+}
+
+/// More was moved than the profile allows: the directions share less than it says, and what not even
+/// full duplex explains is a faster direction.
+fn faster(mut rates: [f64; 2], bytes: [f64; 2], times: [f64; 2], busy: f64) -> ([f64; 2], f64) {
+    let (long, short) = (times[0].max(times[1]), times[0].min(times[1]));
+    for way in 0..2 {
+        rates[way] = rates[way].max(bytes[way] / busy);
+    }
+    (rates, ((busy - long) / short).clamp(0.0, 1.0))
+}
+
+/// Only direction `way` was full: its own rate is what was wrong.
+fn held_up(
+    mut rates: [f64; 2],
+    sharing: f64,
+    bytes: [f64; 2],
+    times: [f64; 2],
+    way: usize,
+    busy: f64,
+) -> ([f64; 2], f64) {
+    let left = busy - sharing * times[1 - way];
+    // With less time left than the other direction took, the model says nothing about this one.
+    if left >= times[1 - way] {
+        rates[way] = bytes[way] / left;
+    }
+    (rates, sharing)
 }
 
 #[cfg(test)]
@@ -166,7 +229,8 @@ mod tests {
 
     /// Plays a path of speed `real` under a full queue of the given mix for a while.
     fn play(meter: &mut Meter, real: PathProfile, reads: f64, seconds: f64, from: Duration) {
-        let full = [reads > 0.0, reads < 1.0];
+        let load = |has: bool| if has { Load::Full } else { Load::Idle };
+        let full = [load(reads > 0.0), load(reads < 1.0)];
         let rate = real.rate(reads);
         let step = 0.01;
         for index in 0..(seconds / step) as u32 {
@@ -175,7 +239,7 @@ mod tests {
             meter.moved(Direction::Read, (rate * step * reads) as u64);
             meter.moved(Direction::Write, (rate * step * (1.0 - reads)) as u64);
         }
-        meter.note(from + Duration::from_secs_f64(seconds), [false, false]);
+        meter.note(from + Duration::from_secs_f64(seconds), [Load::Idle; 2]);
     }
 
     #[test]
@@ -201,14 +265,46 @@ mod tests {
     }
 
     #[test]
-    fn both_ways_at_once_teach_sharing() {
+    fn both_ways_at_once_teach_sharing_when_each_was_seen_alone() {
         for sharing in [0.0, 0.4, 1.0] {
             let real = PathProfile::new(600e6, 350e6, sharing);
-            let mut meter = Meter::new(PathProfile::new(600e6, 350e6, 0.5));
-            play(&mut meter, real, 0.5, 3.0, Duration::ZERO);
-            assert!((meter.profile().sharing - sharing).abs() < 0.03, "{:?}", meter.profile());
-            assert!(close(meter.profile().share(), real.share()), "{:?}", meter.profile());
+            let mut meter = Meter::new(PathProfile::new(5e9, 5e9, 0.5));
+            play(&mut meter, real, 1.0, 3.0, Duration::ZERO);
+            play(&mut meter, real, 0.0, 3.0, Duration::from_secs(3));
+            play(&mut meter, real, 0.5, 3.0, Duration::from_secs(6));
+            let got = meter.profile();
+            assert!((got.sharing - sharing).abs() < 0.15, "{got:?}");
+            assert!((got.share() / real.share() - 1.0).abs() < 0.06, "{got:?}");
         }
+    }
+
+    #[test]
+    fn both_ways_at_once_teach_the_share_whatever_the_seed_was() {
+        for sharing in [0.0, 0.4, 1.0] {
+            for seed in [(8e9, 5e9, 1.0), (1e8, 1e8, 1.0), (8e9, 1e8, 0.0)] {
+                let real = PathProfile::new(600e6, 600e6, sharing);
+                let mut meter = Meter::new(PathProfile::new(seed.0, seed.1, seed.2));
+                play(&mut meter, real, 0.5, 4.0, Duration::ZERO);
+                let (got, want) = (meter.profile().share(), real.share());
+                assert!((got / want - 1.0).abs() < 0.1, "{seed:?} {:?}", meter.profile());
+            }
+        }
+    }
+
+    #[test]
+    fn a_path_that_is_only_half_loaded_is_not_taken_for_a_slow_one() {
+        // A full-duplex path taken for a half-duplex one: its reads come in bursts, its writes when
+        // there is something to write; neither direction is full for long, both move at once.
+        let mut meter = Meter::new(PathProfile::new(600e6, 600e6, 1.0));
+        for index in 0..600u64 {
+            let now = Duration::from_millis(10 * index);
+            let load = if index % 3 < 2 { Load::Full } else { Load::Some };
+            meter.note(now, [load, Load::Some]);
+            meter.moved(Direction::Read, 5_000_000);
+            meter.moved(Direction::Write, 4_500_000);
+        }
+        let share = meter.profile().share();
+        assert!((450e6..650e6).contains(&share), "{:?}", meter.profile());
     }
 
     #[test]
@@ -229,7 +325,8 @@ mod tests {
         // 60 MB each way in the first 25 ms of every 100 ms, and the load changes now and then.
         for index in 0..400u64 {
             let now = Duration::from_millis(10 * index);
-            meter.note(now, if index % 70 == 69 { [true, false] } else { [true, true] });
+            let writes = if index % 70 == 69 { Load::Some } else { Load::Full };
+            meter.note(now, [Load::Full, writes]);
             if index % 10 < 3 {
                 meter.moved(Direction::Read, 20_000_000);
                 meter.moved(Direction::Write, 20_000_000);
@@ -246,9 +343,9 @@ mod tests {
         let mut meter = Meter::new(seed);
         for index in 0..100 {
             let now = Duration::from_millis(40) * index;
-            meter.note(now, [true, false]);
+            meter.note(now, [Load::Some, Load::Idle]);
             meter.moved(Direction::Read, 1 << 20);
-            meter.note(now + Duration::from_millis(10), [false, false]);
+            meter.note(now + Duration::from_millis(10), [Load::Idle; 2]);
         }
         assert_eq!(meter.profile(), seed);
     }

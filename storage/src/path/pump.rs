@@ -117,8 +117,8 @@ impl Pump {
                 let mut lanes = self.lanes.lock();
                 let next = lanes.admission.next(now);
                 if !matches!(next, Next::Start(..)) {
-                    let full = Direction::BOTH.map(|way| lanes.admission.is_full(way));
-                    lanes.meter.note(now, full);
+                    let loads = Direction::BOTH.map(|way| lanes.admission.load(way));
+                    lanes.meter.note(now, loads);
                 }
                 next
             };
