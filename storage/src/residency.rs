@@ -35,7 +35,7 @@ pub(crate) enum Drain {
 }
 
 /// Whether the chunk is to leave memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub(crate) enum Leaving {
     #[default]
     No,
@@ -245,7 +245,7 @@ impl Residency {
             Host::Valid if self.leased() && leaving == Leaving::IfUnused => return Evict::Held,
             Host::Valid => {}
         }
-        self.leaving = leaving;
+        self.leaving = self.leaving.max(leaving);
         let under_way = self.drain != Drain::None;
         match self.after() {
             After::Drop => Evict::Dropped,

@@ -15,8 +15,8 @@ use common::{PATIENCE, builder, eventually, memory, put, soon, within_patience};
 use tensortier_storage::arena::GRANULE;
 use tensortier_storage::dtype::DType;
 use tensortier_storage::error::{Error, ErrorKind};
-use tensortier_storage::path::Path;
 use tensortier_storage::path::memory::Mischief;
+use tensortier_storage::path::{Path, PathStore};
 use tensortier_storage::store::{LeaseTicket, ReadLease, Store};
 
 fn slow(millis: u64) -> Mischief {
@@ -134,12 +134,14 @@ fn one_directory_given_twice_is_refused_and_leaves_nothing() {
 
 #[test]
 fn closing_with_io_in_flight_waits_no_longer_than_its_grace() {
-    let store = builder(4, &[memory("slow", slow(2_000))]).open().unwrap();
+    let path = memory("slow", slow(2_000));
+    let store = builder(4, &[Arc::clone(&path)]).open().unwrap();
     (0..3).for_each(|i| drop(put(&store, &format!("t{i}"), 1, i)));
     let flushing = store.clone();
     let flush = std::thread::spawn(move || flushing.flush());
-    store.barrier().unwrap();
-    let _ = within_patience(move || store.close(Duration::from_millis(20)));
+    eventually("a write is under way", || path.outstanding().write_bytes > 0);
+    let error = within_patience(move || store.close(Duration::from_millis(20))).unwrap_err();
+    assert!(error.kind() == ErrorKind::Timeout && error.to_string().contains("slow"), "{error}");
     assert!(is_closed(flush.join().unwrap()));
 }
 

@@ -4,7 +4,6 @@
 
 mod common;
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use common::{PATIENCE, builder, eventually, memory, one_chunk, put, read, soon, within_patience};
@@ -61,9 +60,8 @@ fn what_can_never_fit_is_told_at_once() {
 
 #[test]
 fn a_demand_waits_for_io_that_frees_enough() {
-    let path = memory("slow", slow(30));
     for checksums in [false, true] {
-        let store = builder(4, &[Arc::clone(&path)]).checksums(checksums).open().unwrap();
+        let store = builder(4, &[memory("slow", slow(30))]).checksums(checksums).open().unwrap();
         let held = put(&store, "held", 1, 9);
         let held = soon(store.lease_read(&held, 0)).unwrap();
         for round in 0..4u8 {
@@ -103,6 +101,20 @@ fn free_memory_in_pieces_is_made_one() {
     });
     assert_eq!(store.stats().counters.loads, 0, "all stayed in memory");
     assert!(stats.counters.moves > 0);
+}
+
+#[test]
+fn holes_smaller_than_any_frame_are_made_one() {
+    let store = builder(12, &[memory("path", Mischief::default())]).open().unwrap();
+    for i in 0..4 {
+        put(&store, &format!("two {i}"), 2, i);
+        put(&store, &format!("one {i}"), 1, 9);
+    }
+    (0..4).for_each(|i| store.delete(&format!("one {i}")).unwrap());
+    put(&store, "four", 4, 99);
+    assert!((0..4).all(|i| read(&store, &format!("two {i}")).unwrap().iter().all(|b| *b == i)));
+    let counters = store.stats().counters;
+    assert_eq!((counters.loads, counters.write_backs), (0, 0), "all stayed in memory");
 }
 
 #[test]

@@ -237,7 +237,9 @@ impl Mover {
                 let _ = self.workers.send(Job::Verify { chunk, frame, sums, path });
             }
             (Ok(()), Some(frame), None) => self.filled(&chunk, Ok(frame)),
-            (Err(error), ..) => {
+            (Err(error), frame, _) => {
+                // Whoever is told may count on its memory being free.
+                drop(frame);
                 let error = read(error);
                 self.filled(&chunk, Err(error));
             }

@@ -108,6 +108,11 @@ impl Mover {
     /// Makes the best victim leave, or begin to. Returns whether there was one.
     fn evict_one(&mut self, class: Class) -> bool {
         let mut looked = false;
+        // What one class spares would be lost to the other.
+        if self.victims_for != class {
+            self.victims.clear();
+            self.victims_for = class;
+        }
         loop {
             let Some(victim) = self.victims.pop() else {
                 if looked {

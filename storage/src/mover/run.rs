@@ -9,7 +9,7 @@ use crossbeam_channel::{Receiver, Sender};
 use crate::catalog::{Chunk, FrameSlot};
 use crate::error::Error;
 use crate::evict::EvictionPolicy;
-use crate::id::{ChunkId, PathId};
+use crate::id::{ChunkId, Class, PathId};
 use crate::path::CloseError;
 use crate::placement::Whole;
 use crate::sync::Ordering;
@@ -52,6 +52,8 @@ pub(super) struct Mover {
     pub(super) coming: HashMap<ChunkId, u64>,
     pub(super) coming_bytes: u64,
     pub(super) victims: Vec<Victim>,
+    /// The class of the want they may make room for.
+    pub(super) victims_for: Class,
     pub(super) placement: Whole,
     pub(super) health: Vec<Health>,
     /// Why the last chunk could be written nowhere.
@@ -118,6 +120,7 @@ impl Mover {
             coming: HashMap::new(),
             coming_bytes: 0,
             victims: Vec::new(),
+            victims_for: Class::Demand,
             placement: Whole::new(paths),
             health: vec![Health::default(); paths],
             no_space: None,
