@@ -141,6 +141,7 @@ impl Handle {
     }
 
     fn end(&self, chunk: &Arc<Chunk>, granted: Granted, changed: bool) {
+        let exclusive = matches!(granted, Granted::Write(_));
         let mut cell = chunk.cell.lock();
         let after = match granted {
             Granted::Read(frame) => {
@@ -162,7 +163,7 @@ impl Handle {
             After::Stay => {}
         }
         self.wake(chunk, woken, load);
-        if chunk.tracked.load(Ordering::Relaxed) {
+        if exclusive && chunk.tracked.load(Ordering::Relaxed) {
             self.send(Msg::Released(Arc::clone(chunk)));
         } else if self.shared.starving.load(Ordering::SeqCst) {
             self.send(Msg::Freed);

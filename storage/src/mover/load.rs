@@ -11,59 +11,13 @@ use crate::id::{Class, PathId, Version};
 use crate::path::{Extent, TransferError};
 use crate::residency::{After, Host, Prefetch};
 use crate::sync::Ordering;
-use crate::ticket::Completer;
 use crate::units::Bytes;
 
 use super::room::Frame;
-use super::run::Mover;
+use super::state::Mover;
+use super::want::{Hint, Want};
 use super::worker::Job;
 use super::{Loading, Msg};
-
-/// Somebody wants memory.
-pub(super) enum Want {
-    /// For a chunk, to be loaded.
-    Load(Loading),
-    /// For new contents.
-    Frame { bytes: u64, reply: Completer<FrameMut> },
-}
-
-impl Want {
-    pub(super) fn bytes(&self) -> u64 {
-        match self {
-            Want::Load(loading) => loading.bytes(),
-            Want::Frame { bytes, .. } => *bytes,
-        }
-    }
-
-    /// Answers a demand that cannot be met.
-    fn refuse(self, error: &Error) {
-        match self {
-            Want::Frame { reply, .. } => reply.complete(Err(error.clone())),
-            Want::Load(loading) => loading.refuse(error),
-        }
-    }
-
-    /// Returns whether nobody waits for it any more.
-    fn is_abandoned(&self) -> bool {
-        match self {
-            Want::Frame { reply, .. } => reply.is_abandoned(),
-            Want::Load(loading) => !loading.is_wanted(),
-        }
-    }
-}
-
-/// A chunk that will be wanted, and when that was said on the store's count of leases.
-pub(super) struct Hint {
-    chunk: Arc<Chunk>,
-    said: u64,
-}
-
-impl Hint {
-    /// Returns whether the chunk was leased since: what was foretold has happened.
-    fn is_past(&self) -> bool {
-        self.chunk.last_use.load(Ordering::Relaxed) >= self.said
-    }
-}
 
 impl Mover {
     /// Serves wants until one must wait for memory: demands first, then prefetches, then what the

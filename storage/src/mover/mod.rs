@@ -1,13 +1,19 @@
 //! The mover: the one thread that finds memory, loads, writes back and evicts. Everybody else only
 //! sends it messages; what is in memory already is leased without it.
 
+mod ahead;
+mod compact;
 mod declared;
+mod flush;
+mod health;
 mod hold;
 mod load;
 mod loading;
 mod room;
 mod run;
 mod settle;
+mod state;
+mod want;
 mod worker;
 mod writeback;
 
@@ -31,7 +37,7 @@ use crate::ticket::Completer;
 
 pub(crate) use hold::Hold;
 use loading::Loading;
-use run::Mover;
+use state::Mover;
 
 /// What the mover is told.
 pub(crate) enum Msg {

@@ -1,7 +1,6 @@
 //! Finding a frame: a free run, a longer one by moving chunks that lie still, or one that a victim
 //! leaves.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use crate::arena::{FrameMut, granules_up};
@@ -13,7 +12,7 @@ use crate::residency::{Evict, Leaving};
 use crate::sync::Ordering;
 use crate::units::Bytes;
 
-use super::run::Mover;
+use super::state::{Mover, Victim};
 
 /// How many victims one look over the resident chunks yields; a look costs as much as all of them.
 const VICTIMS_PER_LOOK: usize = 64;
@@ -26,13 +25,6 @@ pub(super) enum Frame {
     Coming,
     /// Nothing will.
     Never(Error),
-}
-
-/// A chunk that could leave, as it was when it was looked at.
-pub(super) struct Victim {
-    rank: u64,
-    last_use: u64,
-    chunk: Arc<Chunk>,
 }
 
 impl Mover {
@@ -194,115 +186,6 @@ impl Mover {
         answer
     }
 
-    /// Makes a free run of `need` bytes by moving chunks that lie still: out of the cheapest window
-    /// where there is room for them elsewhere, or else closer together. Returns whether there is one
-    /// now; only what does not lie still can refuse it. Cost: a copy of what is moved.
-    fn lengthen_run(&mut self, need: u64) -> bool {
-        let frames = self.frames_at_rest();
-        self.clear_window(&frames, need) || self.push_together(&frames, need)
-    }
-
-    /// Moves what lies in the cheapest window out of it, all or nothing.
-    fn clear_window(&self, frames: &[(Range<u64>, Arc<Chunk>)], need: u64) -> bool {
-        let Some((window, moved)) = self.cheapest_window(frames, need) else { return false };
-        let arena = &self.handle.shared.arena;
-        let chunks = || frames[moved.start..moved.end].iter().map(|(_, chunk)| chunk);
-        let room: Option<Vec<FrameMut>> = chunks()
-            .map(|chunk| arena.try_alloc_avoiding(chunk.bytes, window.clone()).ok().flatten())
-            .collect();
-        let Some(room) = room else { return false };
-        chunks().zip(room).all(|(chunk, to)| self.move_to(chunk, to))
-    }
-
-    /// Slides neighbours down until the free runs between them are one of `need` bytes.
-    fn push_together(&self, frames: &[(Range<u64>, Arc<Chunk>)], need: u64) -> bool {
-        let runs = self.handle.shared.arena.free_runs();
-        let Some(moved) = neighbours(frames, &runs, need) else { return false };
-        frames[moved].iter().all(|(_, chunk)| self.slide(chunk))
-    }
-
-    /// Slides a chunk's frame down; returns whether it lay still.
-    fn slide(&self, chunk: &Chunk) -> bool {
-        let mut cell = chunk.cell.lock();
-        if !cell.residency.at_rest() {
-            return false;
-        }
-        let FrameSlot::Here(frame) = std::mem::take(&mut cell.frame) else { return false };
-        match frame.try_exclusive() {
-            Ok(mut frame) => {
-                frame.slide_down();
-                cell.frame = FrameSlot::Here(frame.share());
-            }
-            Err(frame) => {
-                cell.frame = FrameSlot::Here(frame);
-                return false;
-            }
-        }
-        drop(cell);
-        self.count_move(chunk);
-        true
-    }
-
-    fn count_move(&self, chunk: &Chunk) {
-        self.handle.shared.counters.moves.add(1);
-        self.handle.shared.counters.moved_bytes.add(chunk.bytes);
-    }
-
-    /// Returns the frames that may be moved, in order of address.
-    fn frames_at_rest(&self) -> Vec<(Range<u64>, Arc<Chunk>)> {
-        let at_rest = self.resident.values().filter_map(|chunk| {
-            let cell = chunk.cell.lock();
-            let frame = cell.residency.at_rest().then(|| cell.frame_to_read()).flatten()?;
-            Some((frame.arena_range(), Arc::clone(chunk)))
-        });
-        let mut frames: Vec<_> = at_rest.collect();
-        frames.sort_unstable_by_key(|(range, _)| range.start);
-        frames
-    }
-
-    /// Returns the window of `need` bytes that holds nothing but free memory and the fewest bytes
-    /// of movable frames, and which frames those are.
-    fn cheapest_window(
-        &self,
-        frames: &[(Range<u64>, Arc<Chunk>)],
-        need: u64,
-    ) -> Option<(Range<u64>, Range<usize>)> {
-        let arena = &self.handle.shared.arena;
-        let budget = arena.usage().budget;
-        // A cheapest window begins where a frame ends or at the start of memory, or ends where a
-        // frame begins or at the end of memory.
-        let after = frames.iter().map(|(range, _)| range.end);
-        let before = frames.iter().map(|(range, _)| range.start).chain([budget]);
-        let starts = after.chain([0]).chain(before.filter_map(|end| end.checked_sub(need)));
-        let windows = starts.filter(|start| start + need <= budget).filter_map(|start| {
-            let window = start..start + need;
-            let first = frames.partition_point(|(range, _)| range.end <= window.start);
-            let last = frames.partition_point(|(range, _)| range.start < window.end);
-            let inside: u64 = frames[first..last]
-                .iter()
-                .map(|(r, _)| r.end.min(window.end) - r.start.max(window.start))
-                .sum();
-            let cost: u64 = frames[first..last].iter().map(|(r, _)| r.end - r.start).sum();
-            (arena.free_in(&window) + inside == need).then_some((cost, window, first..last))
-        });
-        windows.min_by_key(|(cost, ..)| *cost).map(|(_, window, moved)| (window, moved))
-    }
-
-    /// Moves a chunk to another frame; returns whether it lay still.
-    fn move_to(&self, chunk: &Chunk, mut to: FrameMut) -> bool {
-        let mut cell = chunk.cell.lock();
-        if !cell.residency.at_rest() {
-            return false;
-        }
-        let Some(from) = cell.frame_to_read() else { return false };
-        to.copy_from_slice(&from);
-        cell.frame = FrameSlot::Here(to.share());
-        drop(cell);
-        drop(from);
-        self.count_move(chunk);
-        true
-    }
-
     /// A chunk has no frame any more.
     pub(super) fn forget(&mut self, chunk: &Chunk) {
         if self.resident.remove(&chunk.id).is_some() {
@@ -310,43 +193,4 @@ impl Mover {
         }
         self.uncount_coming(chunk);
     }
-}
-
-/// Returns which frames (in order of address) to push together so that the free runs between and
-/// around them become one of `need` bytes: those of the fewest bytes among unbroken rows of frames
-/// and free runs that start with a free run.
-fn neighbours(
-    frames: &[(Range<u64>, Arc<Chunk>)],
-    runs: &[Range<u64>],
-    need: u64,
-) -> Option<Range<usize>> {
-    // Free runs and frames in order of address; a frame knows its index.
-    let frames = frames.iter().enumerate().map(|(index, (range, _))| (range.clone(), Some(index)));
-    let mut row: Vec<_> = runs.iter().map(|run| (run.clone(), None)).chain(frames).collect();
-    row.sort_unstable_by_key(|(range, _)| range.start);
-    let bytes = |at: usize| row[at].0.end - row[at].0.start;
-    let mut best: Option<(u64, Range<usize>)> = None;
-    let (mut first, mut free, mut cost) = (0, 0, 0);
-    for last in 0..row.len() {
-        if last > first && row[last - 1].0.end != row[last].0.start {
-            (first, free, cost) = (last, 0, 0);
-        }
-        match row[last].1 {
-            None => free += bytes(last),
-            Some(_) => cost += bytes(last),
-        }
-        while first < last && (row[first].1.is_some() || free - bytes(first) >= need) {
-            match row[first].1 {
-                None => free -= bytes(first),
-                Some(_) => cost -= bytes(first),
-            }
-            first += 1;
-        }
-        if free >= need && best.as_ref().is_none_or(|(least, _)| cost < *least) {
-            let mut inside = row[first..=last].iter().filter_map(|(_, index)| *index);
-            let begin = inside.next()?;
-            best = Some((cost, begin..inside.next_back().unwrap_or(begin) + 1));
-        }
-    }
-    best.map(|(_, moved)| moved)
 }

@@ -1,82 +1,17 @@
 //! The mover's loop: one message at a time, then whatever it made possible.
 
-use std::collections::{HashMap, HashSet, VecDeque};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender};
-
-use crate::catalog::{Chunk, FrameSlot};
+use crate::catalog::FrameSlot;
 use crate::error::Error;
-use crate::evict::EvictionPolicy;
-use crate::id::{ChunkId, Class, PathId};
+use crate::id::PathId;
 use crate::path::CloseError;
-use crate::placement::Whole;
 use crate::sync::Ordering;
 use crate::ticket::Completer;
 
-use super::declared::Declared;
-use super::load::{Hint, Want};
-use super::room::Victim;
-use super::settle::Settle;
-use super::worker::Job;
-use super::writeback::Health;
-use super::{Handle, Msg, Sealed};
-
-/// All that only the mover's thread touches.
-pub(super) struct Mover {
-    pub(super) handle: Handle,
-    messages: Receiver<Msg>,
-    pub(super) workers: Sender<Job>,
-    pub(super) policy: Box<dyn EvictionPolicy>,
-
-    /// Chunks whose frame is in the arena.
-    pub(super) resident: HashMap<ChunkId, Arc<Chunk>>,
-    pub(super) demand: VecDeque<Want>,
-    pub(super) prefetch: VecDeque<Hint>,
-    pub(super) declared: Option<Declared>,
-    /// Frames that callers are filling to put them.
-    pub(super) lent: usize,
-    /// Chunks being read from a path or zeroed.
-    pub(super) filling: usize,
-
-    pub(super) to_write: VecDeque<Arc<Chunk>>,
-    /// The chunks in `to_write`.
-    pub(super) queued: HashSet<ChunkId>,
-    pub(super) sealed: VecDeque<Sealed>,
-    /// Chunks at the workers to be sealed.
-    pub(super) sealing: usize,
-    /// Chunks being written by a path.
-    pub(super) writing: usize,
-    /// What will be free when the write-backs under way have ended, by chunk, in bytes of memory.
-    pub(super) coming: HashMap<ChunkId, u64>,
-    pub(super) coming_bytes: u64,
-    pub(super) victims: Vec<Victim>,
-    /// The class of the want they may make room for.
-    pub(super) victims_for: Class,
-    pub(super) placement: Whole,
-    pub(super) health: Vec<Health>,
-    /// Why the last chunk could be written nowhere.
-    pub(super) no_space: Option<Error>,
-    pub(super) settles: Vec<Settle>,
-
-    closing: Option<Closing>,
-}
-
-struct Closing {
-    /// `None` when the clock does not reach that far.
-    deadline: Option<Instant>,
-    grace: Duration,
-    reply: Completer<Vec<(PathId, CloseError)>>,
-}
-
-impl Closing {
-    /// Returns how much of the grace is left.
-    fn left(&self) -> Duration {
-        self.deadline
-            .map_or(self.grace, |deadline| deadline.saturating_duration_since(Instant::now()))
-    }
-}
+use super::Msg;
+use super::state::{Closing, Mover};
+use super::want::Want;
 
 impl Msg {
     /// Returns whether it says how something begun ended, rather than asking for more.
@@ -94,41 +29,6 @@ impl Msg {
 }
 
 impl Mover {
-    pub(super) fn new(
-        handle: Handle,
-        messages: Receiver<Msg>,
-        workers: Sender<Job>,
-        policy: Box<dyn EvictionPolicy>,
-    ) -> Self {
-        let paths = handle.shared.paths.len();
-        Mover {
-            handle,
-            messages,
-            workers,
-            policy,
-            resident: HashMap::new(),
-            demand: VecDeque::new(),
-            prefetch: VecDeque::new(),
-            declared: None,
-            lent: 0,
-            filling: 0,
-            to_write: VecDeque::new(),
-            queued: HashSet::new(),
-            sealed: VecDeque::new(),
-            sealing: 0,
-            writing: 0,
-            coming: HashMap::new(),
-            coming_bytes: 0,
-            victims: Vec::new(),
-            victims_for: Class::Demand,
-            placement: Whole::new(paths),
-            health: vec![Health::default(); paths],
-            no_space: None,
-            settles: Vec::new(),
-            closing: None,
-        }
-    }
-
     /// Runs until [`Msg::Close`] has been carried out.
     pub(super) fn run(mut self) {
         loop {
@@ -174,14 +74,13 @@ impl Mover {
         match msg {
             Msg::Load(loading) => self.demand.push_back(Want::Load(loading)),
             Msg::Frame { bytes, reply } => self.demand.push_back(Want::Frame { bytes, reply }),
-
             Msg::Adopt(chunk) => self.adopt(chunk),
             Msg::Prefetch { chunks, said } => self.hint(chunks, said),
             Msg::Evict { chunks, reply } => self.evict_all(&chunks, reply),
             Msg::Flush { reply } => self.flush(reply),
             Msg::Delete(object) => object.chunks.iter().for_each(|chunk| self.delete(chunk)),
             Msg::Declare { this, next, reserve, reply } => {
-                self.declare(this, next, reserve);
+                self.declare(this, &next, reserve);
                 reply.complete(Ok(()));
             }
             Msg::EndSchedule => self.end_schedule(),

@@ -1,16 +1,10 @@
-//! Waiting for write-backs: a flush, or an eviction that was asked for, is answered when the last
-//! chunk it set in motion has settled.
+//! Waiting for write-backs: somebody is answered when the last of some chunks has settled.
 
 use std::collections::HashSet;
-use std::sync::Arc;
 
-use crate::catalog::Chunk;
 use crate::error::Error;
 use crate::id::ChunkId;
-use crate::residency::{Evict, Leaving};
 use crate::ticket::Completer;
-
-use super::run::Mover;
 
 /// Somebody who waits for chunks to be written.
 pub(super) struct Settle {
@@ -19,60 +13,24 @@ pub(super) struct Settle {
     reply: Completer<()>,
 }
 
-impl Mover {
-    /// Evicts chunks; those that leases hold stay.
-    pub(super) fn evict_all(&mut self, chunks: &[Arc<Chunk>], reply: Completer<()>) {
-        let mut waiting = HashSet::new();
-        for chunk in chunks {
-            match self.evict(chunk, Leaving::IfUnused) {
-                Evict::WriteBack | Evict::UnderWay => {
-                    waiting.insert(chunk.id);
-                }
-                Evict::Dropped | Evict::Held | Evict::Nothing => {}
-            }
-        }
-        self.settle(waiting, reply);
+impl Settle {
+    pub(super) fn new(waiting: HashSet<ChunkId>, reply: Completer<()>) -> Self {
+        Settle { waiting, error: None, reply }
     }
 
-    /// Writes every dirty chunk that no exclusive lease holds.
-    pub(super) fn flush(&mut self, reply: Completer<()>) {
-        // Whoever asks for it may have made room: every path is offered the chunks afresh.
-        self.forgive_paths();
-        let mut waiting = HashSet::new();
-        let chunks: Vec<_> = self.resident.values().cloned().collect();
-        for chunk in chunks {
-            let answer = chunk.cell.lock().residency.flush();
-            match answer {
-                Evict::WriteBack => {
-                    self.queue_write_back(&chunk);
-                    waiting.insert(chunk.id);
-                }
-                Evict::UnderWay => {
-                    waiting.insert(chunk.id);
-                }
-                Evict::Dropped | Evict::Held | Evict::Nothing => {}
-            }
-        }
-        self.settle(waiting, reply);
-    }
-
-    fn settle(&mut self, waiting: HashSet<ChunkId>, reply: Completer<()>) {
-        if waiting.is_empty() {
-            reply.complete(Ok(()));
-        } else {
-            self.settles.push(Settle { waiting, error: None, reply });
+    /// Notes how a chunk's write-back ended; the first error counts.
+    pub(super) fn settled(&mut self, chunk: ChunkId, error: Option<&Error>) {
+        if self.waiting.remove(&chunk) && self.error.is_none() {
+            self.error = error.cloned();
         }
     }
 
-    /// A chunk's write-back ended, was taken back, or failed.
-    pub(super) fn settled(&mut self, chunk: &Chunk, error: Option<Error>) {
-        for settle in &mut self.settles {
-            if settle.waiting.remove(&chunk.id) && settle.error.is_none() {
-                settle.error.clone_from(&error);
-            }
-        }
-        for settle in self.settles.extract_if(.., |settle| settle.waiting.is_empty()) {
-            settle.reply.complete(settle.error.map_or(Ok(()), Err));
-        }
+    pub(super) fn is_over(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// Answers.
+    pub(super) fn end(self) {
+        self.reply.complete(self.error.map_or(Ok(()), Err));
     }
 }

@@ -2,7 +2,7 @@
 //! has accepted them for good the old extent is freed. What one path refuses another gets.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::arena::granules_up;
 use crate::catalog::{Chunk, DiskCopy, FrameSlot};
@@ -13,7 +13,8 @@ use crate::placement::{Candidate, Choice};
 use crate::residency::{After, Drain, Leaving};
 use crate::units::Bytes;
 
-use super::run::Mover;
+use super::health::{Health, full};
+use super::state::Mover;
 use super::worker::Job;
 use super::{Msg, Sealed};
 
@@ -22,40 +23,10 @@ use super::{Msg, Sealed};
 /// path is made late.
 const PATH_QUEUE_BYTES: u64 = 16 << 20;
 
-/// How long a path that refused a write is left alone while another will do, or, when it was full,
-/// altogether unless space is freed on it before.
-const REST: Duration = Duration::from_secs(1);
-
 /// How often a chunk is offered to one path: an error may pass, a full disk does not.
 const TRIES: usize = 2;
 
-/// Whether a path takes writes.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Health {
-    /// When it last refused one, and why.
-    refused: Option<(Instant, Errno)>,
-}
-
-impl Health {
-    fn resting(&self) -> bool {
-        self.refused.is_some_and(|(at, _)| at.elapsed() < REST)
-    }
-
-    /// Returns whether a chunk may be offered to it.
-    fn usable(&self) -> bool {
-        !self.resting() || self.refused.is_none_or(|(_, errno)| !full(errno))
-    }
-}
-
-fn full(errno: Errno) -> bool {
-    matches!(errno.0, libc::ENOSPC | libc::EDQUOT | libc::EFBIG)
-}
-
 impl Mover {
-    pub(super) fn path(&self, id: PathId) -> &Arc<dyn PathStore> {
-        &self.handle.shared.paths[id.index()]
-    }
-
     /// Returns whether, as far as is known, no path takes a write now: all are full, or a moment ago
     /// none took one.
     pub(super) fn paths_refuse(&self) -> bool {
@@ -289,7 +260,7 @@ impl Mover {
             After::Stay => self.uncount_coming(chunk),
             After::WriteBack => self.queue_write_back(chunk),
         }
-        self.settled(chunk, error);
+        self.settled(chunk, error.as_ref());
         self.handle.wake(chunk, woken, load);
     }
 

@@ -1,0 +1,32 @@
+//! Whether a path takes writes: after it refused one it is left alone for a while.
+
+use std::time::{Duration, Instant};
+
+use crate::error::Errno;
+
+/// How long a path that refused a write is left alone while another will do, or, when it was full,
+/// altogether unless space is freed on it before.
+const REST: Duration = Duration::from_secs(1);
+
+/// Whether a path takes writes.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Health {
+    /// When it last refused one, and why.
+    pub(super) refused: Option<(Instant, Errno)>,
+}
+
+impl Health {
+    pub(super) fn resting(&self) -> bool {
+        self.refused.is_some_and(|(at, _)| at.elapsed() < REST)
+    }
+
+    /// Returns whether a chunk may be offered to it.
+    pub(super) fn usable(&self) -> bool {
+        !self.resting() || self.refused.is_none_or(|(_, errno)| !full(errno))
+    }
+}
+
+/// Returns whether an error says that there is no room, which trying again does not change.
+pub(super) fn full(errno: Errno) -> bool {
+    matches!(errno.0, libc::ENOSPC | libc::EDQUOT | libc::EFBIG)
+}

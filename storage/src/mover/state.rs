@@ -1,0 +1,126 @@
+//! All that only the mover's thread touches; what it does with it stands in the files beside.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender};
+
+use crate::catalog::Chunk;
+use crate::error::Error;
+use crate::evict::EvictionPolicy;
+use crate::id::{ChunkId, Class, PathId};
+use crate::path::{CloseError, PathStore};
+use crate::placement::Whole;
+use crate::ticket::Completer;
+
+use super::declared::Declared;
+use super::health::Health;
+use super::settle::Settle;
+use super::want::{Hint, Want};
+use super::worker::Job;
+use super::{Handle, Msg, Sealed};
+
+/// The mover.
+pub(super) struct Mover {
+    pub(super) handle: Handle,
+    pub(super) messages: Receiver<Msg>,
+    pub(super) workers: Sender<Job>,
+    pub(super) policy: Box<dyn EvictionPolicy>,
+
+    /// Chunks whose frame is in the arena.
+    pub(super) resident: HashMap<ChunkId, Arc<Chunk>>,
+    pub(super) demand: VecDeque<Want>,
+    pub(super) prefetch: VecDeque<Hint>,
+    pub(super) declared: Option<Declared>,
+    /// Frames that callers are filling to put them.
+    pub(super) lent: usize,
+    /// Chunks being read from a path or zeroed.
+    pub(super) filling: usize,
+
+    pub(super) to_write: VecDeque<Arc<Chunk>>,
+    /// The chunks in `to_write`.
+    pub(super) queued: HashSet<ChunkId>,
+    pub(super) sealed: VecDeque<Sealed>,
+    /// Chunks at the workers to be sealed.
+    pub(super) sealing: usize,
+    /// Chunks being written by a path.
+    pub(super) writing: usize,
+    /// What will be free when the write-backs under way have ended, by chunk, in bytes of memory.
+    pub(super) coming: HashMap<ChunkId, u64>,
+    pub(super) coming_bytes: u64,
+    pub(super) victims: Vec<Victim>,
+    /// The class of the want they may make room for.
+    pub(super) victims_for: Class,
+    pub(super) placement: Whole,
+    pub(super) health: Vec<Health>,
+    /// Why the last chunk could be written nowhere.
+    pub(super) no_space: Option<Error>,
+    pub(super) settles: Vec<Settle>,
+
+    pub(super) closing: Option<Closing>,
+}
+
+/// A close under way.
+pub(super) struct Closing {
+    /// `None` when the clock does not reach that far.
+    pub(super) deadline: Option<Instant>,
+    pub(super) grace: Duration,
+    pub(super) reply: Completer<Vec<(PathId, CloseError)>>,
+}
+
+impl Closing {
+    /// Returns how much of the grace is left.
+    pub(super) fn left(&self) -> Duration {
+        self.deadline
+            .map_or(self.grace, |deadline| deadline.saturating_duration_since(Instant::now()))
+    }
+}
+
+/// A chunk that could leave, as it was when it was looked at.
+pub(super) struct Victim {
+    pub(super) rank: u64,
+    pub(super) last_use: u64,
+    pub(super) chunk: Arc<Chunk>,
+}
+
+impl Mover {
+    pub(super) fn new(
+        handle: Handle,
+        messages: Receiver<Msg>,
+        workers: Sender<Job>,
+        policy: Box<dyn EvictionPolicy>,
+    ) -> Self {
+        let paths = handle.shared.paths.len();
+        Mover {
+            handle,
+            messages,
+            workers,
+            policy,
+            resident: HashMap::new(),
+            demand: VecDeque::new(),
+            prefetch: VecDeque::new(),
+            declared: None,
+            lent: 0,
+            filling: 0,
+            to_write: VecDeque::new(),
+            queued: HashSet::new(),
+            sealed: VecDeque::new(),
+            sealing: 0,
+            writing: 0,
+            coming: HashMap::new(),
+            coming_bytes: 0,
+            victims: Vec::new(),
+            victims_for: Class::Demand,
+            placement: Whole::new(paths),
+            health: vec![Health::default(); paths],
+            no_space: None,
+            settles: Vec::new(),
+            closing: None,
+        }
+    }
+
+    pub(super) fn path(&self, id: PathId) -> &Arc<dyn PathStore> {
+        &self.handle.shared.paths[id.index()]
+    }
+}

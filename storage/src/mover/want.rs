@@ -1,0 +1,57 @@
+//! What waits for memory: demands that must be answered, and hints that need not.
+
+use std::sync::Arc;
+
+use crate::arena::FrameMut;
+use crate::catalog::Chunk;
+use crate::error::Error;
+use crate::sync::Ordering;
+use crate::ticket::Completer;
+
+use super::Loading;
+
+/// Somebody wants memory.
+pub(super) enum Want {
+    /// For a chunk, to be loaded.
+    Load(Loading),
+    /// For new contents.
+    Frame { bytes: u64, reply: Completer<FrameMut> },
+}
+
+impl Want {
+    pub(super) fn bytes(&self) -> u64 {
+        match self {
+            Want::Load(loading) => loading.bytes(),
+            Want::Frame { bytes, .. } => *bytes,
+        }
+    }
+
+    /// Answers a demand that cannot be met.
+    pub(super) fn refuse(self, error: &Error) {
+        match self {
+            Want::Frame { reply, .. } => reply.complete(Err(error.clone())),
+            Want::Load(loading) => loading.refuse(error),
+        }
+    }
+
+    /// Returns whether nobody waits for it any more.
+    pub(super) fn is_abandoned(&self) -> bool {
+        match self {
+            Want::Frame { reply, .. } => reply.is_abandoned(),
+            Want::Load(loading) => !loading.is_wanted(),
+        }
+    }
+}
+
+/// A chunk that will be wanted, and when that was said on the store's count of leases.
+pub(super) struct Hint {
+    pub(super) chunk: Arc<Chunk>,
+    pub(super) said: u64,
+}
+
+impl Hint {
+    /// Returns whether the chunk was leased since: what was foretold has happened.
+    pub(super) fn is_past(&self) -> bool {
+        self.chunk.last_use.load(Ordering::Relaxed) >= self.said
+    }
+}
