@@ -7,16 +7,7 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::event::Event;
-
-/// One device of this process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct DeviceId(pub u16);
-
-impl fmt::Display for DeviceId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
+use crate::id::DeviceId;
 
 /// How much memory a device has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

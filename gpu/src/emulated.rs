@@ -9,11 +9,10 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender};
 use parking_lot::Mutex;
 
-use crate::device::{
-    CopyOut, Device, DeviceBuffer, DeviceId, HostSource, HostTarget, Memory, Stream,
-};
+use crate::device::{CopyOut, Device, DeviceBuffer, HostSource, HostTarget, Memory, Stream};
 use crate::error::{Error, Result};
 use crate::event::{Event, Trigger};
+use crate::id::DeviceId;
 
 /// The name by which the emulated device is asked for.
 pub const NAME: &str = "emulated";

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::device::DeviceId;
+use crate::id::DeviceId;
 
 /// A result whose error is [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -8,15 +8,17 @@ mod device;
 pub mod emulated;
 mod error;
 mod event;
+mod id;
 
 #[cfg(any(test, feature = "testing"))]
 pub mod conformance;
 
 use std::sync::Arc;
 
-pub use device::{CopyOut, Device, DeviceBuffer, DeviceId, HostSource, HostTarget, Memory, Stream};
+pub use device::{CopyOut, Device, DeviceBuffer, HostSource, HostTarget, Memory, Stream};
 pub use error::{Error, Result};
 pub use event::Event;
+pub use id::DeviceId;
 
 /// Opens the device of this name; today there is only `emulated`.
 ///

@@ -19,6 +19,7 @@ const PAUSE: Duration = Duration::from_millis(1);
 
 /// Decides, for tests, what becomes of a kernel call for that many bytes: a smaller count is asked
 /// for instead, or an error is taken as the kernel's answer.
+#[cfg_attr(not(any(test, feature = "testing")), allow(unreachable_pub))]
 pub type KernelHook = Arc<dyn Fn(u64) -> Result<u64, Errno> + Send + Sync>;
 
 /// What to do after the kernel's answer.

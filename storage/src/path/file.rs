@@ -6,7 +6,8 @@ use std::time::Duration;
 use super::admission::{Direction, Limits};
 use super::lock::ScratchDir;
 use super::pump::{Part, Pump};
-use super::request::{Answer, Request};
+
+use super::request::{Answer, Request, TRANSFER_BYTES};
 use super::seed::{Rig, seed};
 use super::segment::{Making, Segments};
 use super::store::{ReadDone, TransferError, WriteDone};
@@ -18,10 +19,6 @@ use crate::error::{Errno, Error, Result};
 use crate::id::Class;
 use crate::io::{EngineChoice, IoEngine, Transfer, probe, start_engine};
 use crate::sync::Mutex;
-
-/// The most that one operation moves. Large enough that a device runs at its full rate with a few of
-/// them, small enough that an urgent one does not wait long behind others.
-pub const TRANSFER_BYTES: u64 = 1 << 20;
 
 /// How long a store that is dropped without [`PathStore::close`] waits for what is in flight.
 const DROP_GRACE: Duration = Duration::from_secs(5);

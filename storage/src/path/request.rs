@@ -7,6 +7,10 @@ use super::admission::Direction;
 use super::store::{ReadDone, TransferError, WriteDone};
 use crate::sync::{AtomicU64, Mutex, Ordering};
 
+/// The most that one operation moves. Large enough that a device runs at its full rate with a few of
+/// them, small enough that an urgent one does not wait long behind others.
+pub(super) const TRANSFER_BYTES: u64 = 1 << 20;
+
 /// Whom to tell.
 pub(super) enum Answer {
     Read(ReadDone),

@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use super::file::TRANSFER_BYTES;
+use super::request::TRANSFER_BYTES;
 use super::segment::Segments;
 use super::{Extent, Path, PathProfile};
 use crate::arena::{Arena, FrameMut, FrameRef, GRANULE};
