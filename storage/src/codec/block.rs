@@ -1,4 +1,4 @@
-//! The block: the unit of checksums (and later of compression) inside a chunk.
+//! The block: the unit of checksums and of compression inside a chunk.
 
 /// Bytes of one block; the last block of a chunk may be shorter.
 pub const BLOCK_BYTES: usize = 256 << 10;

@@ -22,7 +22,12 @@ pub struct Mismatch {
 impl Checksums {
     /// Returns the checksums of `bytes`; one pass over memory.
     pub fn of(bytes: &[u8]) -> Self {
-        Checksums(blocks(bytes).map(XxHash3_64::oneshot).collect())
+        Self::of_parts(blocks(bytes))
+    }
+
+    /// Returns the checksums of blocks of any length; one pass over memory.
+    pub fn of_parts(parts: impl Iterator<Item: AsRef<[u8]>>) -> Self {
+        Checksums(parts.map(|part| XxHash3_64::oneshot(part.as_ref())).collect())
     }
 
     /// Checks `bytes` against these checksums; one pass over memory.
@@ -30,10 +35,18 @@ impl Checksums {
     /// # Errors
     /// The first block that differs. A block too many or too few differs too.
     pub fn verify(&self, bytes: &[u8]) -> Result<(), Mismatch> {
+        self.verify_parts(blocks(bytes))
+    }
+
+    /// As [`Checksums::verify`], for blocks of any length.
+    ///
+    /// # Errors
+    /// As [`Checksums::verify`].
+    pub fn verify_parts(&self, parts: impl Iterator<Item: AsRef<[u8]>>) -> Result<(), Mismatch> {
         let mut expected = self.0.iter().copied();
         let mut index = 0;
-        for block in blocks(bytes) {
-            let (expected, actual) = (expected.next(), XxHash3_64::oneshot(block));
+        for block in parts {
+            let (expected, actual) = (expected.next(), XxHash3_64::oneshot(block.as_ref()));
             if expected != Some(actual) {
                 return Err(Mismatch { block: index, expected: expected.unwrap_or(0), actual });
             }

@@ -1,8 +1,15 @@
-//! What happens to a chunk's bytes between memory and a path: they are cut into blocks, and each
-//! block has a checksum that is kept in the metadata, never beside the data.
+//! What happens to a chunk's bytes between memory and a path: they are cut into blocks; blocks are
+//! compressed where that pays; and each has a checksum of its stored bytes. Lengths and checksums are
+//! kept in the metadata, never beside the data.
 
 mod block;
 mod checksum;
+mod lz4;
+mod packed;
+mod shuffle;
+mod trial;
 
 pub use block::BLOCK_BYTES;
 pub use checksum::{Checksums, Mismatch};
+pub use packed::{Encoding, Packed, Scratch, Undecodable};
+pub use trial::{Compression, Trial};
