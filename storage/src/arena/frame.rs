@@ -86,6 +86,22 @@ impl FrameMut {
         block.arena.give(to + padded as u64, from - to);
     }
 
+    /// Shortens the frame to `len` bytes, if it is longer, and gives the granules behind them back.
+    pub fn truncate(&mut self, len: usize) {
+        // A `FrameMut` is the only handle, so this cannot fail.
+        let Some(block) = Arc::get_mut(&mut self.0) else { return };
+        if len >= block.len {
+            return;
+        }
+        let old = block.padded_len();
+        block.len = len;
+        let new = block.padded_len();
+        if new < old {
+            block.arena.give(block.start + new as u64, (old - new) as u64);
+        }
+        self.padded_mut()[len..].fill(0);
+    }
+
     /// Gives up exclusivity.
     pub fn share(self) -> FrameRef {
         FrameRef(self.0)
@@ -122,6 +138,11 @@ impl FrameRef {
     /// Returns the whole frame, padding included, for a write to a path.
     pub fn whole(&self) -> FrameSlice {
         FrameSlice { block: Arc::clone(&self.0), range: 0..self.0.padded_len() }
+    }
+
+    /// Returns how much memory the frame takes, in bytes, padding included.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        self.0.padded_len() as u64
     }
 
     /// Returns the frame's byte range in the arena, padding included.
@@ -289,6 +310,28 @@ mod tests {
         assert_eq!(arena.free_runs(), [3 * GRANULE..4 * GRANULE, 5 * GRANULE..8 * GRANULE]);
         drop((second, third));
         assert_eq!(arena.usage().largest_run, 8 * GRANULE);
+    }
+
+    #[test]
+    fn a_truncated_frame_gives_its_end_back_and_pads_with_zeros() {
+        let arena = Arena::new(8 * GRANULE).unwrap();
+        let mut frame = arena.try_alloc(5 * GRANULE).unwrap().unwrap();
+        frame.fill(9);
+        frame.truncate(6 * GRANULE as usize);
+        assert_eq!(frame.len(), 5 * GRANULE as usize);
+        frame.truncate(5000);
+        assert_eq!((frame.len(), arena.usage().in_use), (5000, 2 * GRANULE));
+        let rest = arena.try_alloc(6 * GRANULE).unwrap().unwrap();
+        let whole = frame.share().whole();
+        assert!(whole[..5000].iter().all(|byte| *byte == 9));
+        assert_eq!(whole[5000..], [0; 8192 - 5000]);
+        drop(whole);
+        assert_eq!(arena.usage().in_use, 6 * GRANULE);
+        drop(rest);
+        let mut frame = arena.try_alloc(2 * GRANULE).unwrap().unwrap();
+        frame.truncate(0);
+        drop(frame);
+        assert_eq!(arena.usage().in_use, 0);
     }
 
     #[test]
