@@ -108,6 +108,22 @@ pub enum Error {
         /// The checksum of what was read.
         actual: u64,
     },
+    /// A chunk's compressed bytes on a path cannot be decompressed.
+    #[error(
+        "{key} (chunk {chunk}) is corrupt on {}: block {block} cannot be decompressed; \
+         its bytes were not returned",
+        path.display()
+    )]
+    Undecodable {
+        /// The object's key.
+        key: String,
+        /// The chunk's index in its object.
+        chunk: u32,
+        /// The path's directory.
+        path: PathBuf,
+        /// The 256 KiB block in the chunk.
+        block: u32,
+    },
     /// No path can take a chunk; it stays in memory, nothing is lost.
     #[error(
         "no path can take {bytes} ({key}): {}; nothing is lost, the bytes stay in memory; \
@@ -232,7 +248,7 @@ impl Error {
             Error::BudgetExhausted { .. } | Error::BudgetTooSmall { .. } => ErrorKind::Budget,
             Error::PathUnusable { .. } | Error::System { .. } | Error::Read { .. } => ErrorKind::Io,
             Error::NoSpace { .. } => ErrorKind::NoSpace,
-            Error::Corrupt { .. } => ErrorKind::Corrupt,
+            Error::Corrupt { .. } | Error::Undecodable { .. } => ErrorKind::Corrupt,
             Error::Timeout { .. } => ErrorKind::Timeout,
             Error::Closed => ErrorKind::Closed,
         }

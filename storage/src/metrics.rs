@@ -51,6 +51,10 @@ counters! {
     written,
     /// Their logical bytes.
     written_bytes,
+    /// Of those chunks, the ones stored compressed.
+    packed,
+    /// What all of those chunks take on their paths, compressed or not, in bytes, whole granules.
+    stored_bytes,
     /// Writes that failed on one path and were placed on another.
     replaced,
     /// Chunks that left memory.
@@ -59,6 +63,15 @@ counters! {
     moves,
     /// Bytes of those chunks.
     moved_bytes,
+}
+
+impl CounterValues {
+    /// Returns what the chunks written take on their paths over their logical bytes, or `None` if
+    /// none was written. Below 1 where compression pays; above where chunks are not whole granules.
+    #[must_use]
+    pub fn stored_ratio(&self) -> Option<f64> {
+        (self.written_bytes > 0).then(|| self.stored_bytes as f64 / self.written_bytes as f64)
+    }
 }
 
 /// One counter.

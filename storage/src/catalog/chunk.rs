@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::arena::{FillGuard, FrameMut, FrameRef};
-use crate::codec::Checksums;
+use crate::codec::{Checksums, Packed};
 use crate::error::Result;
 use crate::id::{ChunkId, PathId};
 use crate::path::Extent;
@@ -21,6 +21,8 @@ pub(crate) struct Chunk {
     pub(crate) id: ChunkId,
     /// Logical length in bytes.
     pub(crate) bytes: u64,
+    /// Bytes of one element.
+    pub(crate) width: u8,
     /// The object's key, for messages; shared by its chunks and changed by a rename.
     pub(crate) key: Arc<Mutex<Key>>,
     pub(crate) cell: Mutex<Cell>,
@@ -63,7 +65,10 @@ pub(crate) struct DiskCopy {
     pub(crate) path: PathId,
     /// Shared with a read in progress; freed by whoever holds it last.
     pub(crate) extent: Arc<Extent>,
+    /// Of the stored bytes.
     pub(crate) sums: Option<Checksums>,
+    /// How they are to be decompressed, if they are compressed; shared with a read in progress.
+    pub(crate) packed: Option<Arc<Packed>>,
 }
 
 /// Somebody who waits for a lease.
@@ -100,10 +105,11 @@ pub struct Waits {
 }
 
 impl Chunk {
-    pub(crate) fn new(id: ChunkId, bytes: u64, key: Arc<Mutex<Key>>) -> Self {
+    pub(crate) fn new(id: ChunkId, bytes: u64, width: u8, key: Arc<Mutex<Key>>) -> Self {
         Chunk {
             id,
             bytes,
+            width,
             key,
             cell: Mutex::new(Cell::default()),
             last_use: AtomicU64::new(0),

@@ -49,7 +49,7 @@ impl Object {
         let chunk = |index: u64| {
             let len = chunk_bytes.min(bytes - index * chunk_bytes);
             let id = ChunkId { object: id, index: index as u32 };
-            Arc::new(Chunk::new(id, len, Arc::clone(&key)))
+            Arc::new(Chunk::new(id, len, dtype.bytes() as u8, Arc::clone(&key)))
         };
         let chunks = (0..bytes.div_ceil(chunk_bytes)).map(chunk).collect();
         Ok(Object { key: Arc::clone(&key), dtype, shape: shape.into(), bytes, chunk_bytes, chunks })

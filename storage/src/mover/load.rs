@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::arena::FrameMut;
+use crate::arena::{FrameMut, granules_up};
 use crate::catalog::{Chunk, FrameSlot};
 use crate::error::{Error, Result};
 use crate::id::{Class, PathId, Version};
@@ -16,7 +16,7 @@ use crate::units::Bytes;
 use super::room::Frame;
 use super::state::Mover;
 use super::want::{Hint, Want};
-use super::worker::Job;
+use super::worker::{Check, Job};
 use super::{Loading, Msg};
 
 impl Mover {
@@ -149,7 +149,11 @@ impl Mover {
             return;
         };
         let (path, extent) = (disk.path, Arc::clone(&disk.extent));
-        let (guard, into) = frame.fill_from_outside();
+        let (guard, mut into) = frame.fill_from_outside();
+        if let Some(packed) = &disk.packed {
+            // They are decompressed from here, in place.
+            into = into.split_at(granules_up(packed.stored_bytes()) as usize).0;
+        }
         cell.frame = FrameSlot::Filling(guard);
         drop(cell);
         counters.loads.add(1);
@@ -170,7 +174,8 @@ impl Mover {
         result: std::result::Result<(), TransferError>,
     ) {
         let mut cell = chunk.cell.lock();
-        let sums = cell.disk.as_ref().and_then(|disk| disk.sums.clone());
+        let disk = cell.disk.as_ref();
+        let check = disk.map(|disk| Check { sums: disk.sums.clone(), packed: disk.packed.clone() });
         let slot = std::mem::replace(&mut cell.frame, FrameSlot::Out);
         drop(cell);
         self.free_extent(path, extent);
@@ -186,9 +191,9 @@ impl Mover {
             bytes: Bytes(chunk.bytes),
             source: error.errno,
         };
-        match (result, frame, sums) {
-            (Ok(()), Some(frame), Some(sums)) => {
-                let _ = self.workers.send(Job::Verify { chunk, frame, sums, path });
+        match (result, frame, check.filter(Check::is_work)) {
+            (Ok(()), Some(frame), Some(check)) => {
+                let _ = self.workers.send(Job::Verify { chunk, frame, check, path });
             }
             (Ok(()), Some(frame), None) => self.filled(&chunk, Ok(frame)),
             (Err(error), frame, _) => {

@@ -9,6 +9,7 @@ mod health;
 mod hold;
 mod load;
 mod loading;
+mod pack;
 mod room;
 mod run;
 mod settle;
@@ -24,9 +25,9 @@ use std::time::Duration;
 
 use crossbeam_channel::Sender;
 
-use crate::arena::{Arena, FrameMut};
+use crate::arena::{Arena, FrameMut, FrameRef};
 use crate::catalog::{Chunk, Object};
-use crate::codec::Checksums;
+use crate::codec::{Checksums, Compression, Packed, Trial};
 use crate::error::{Errno, Error, Result};
 use crate::evict::EvictionPolicy;
 use crate::id::PathId;
@@ -71,7 +72,9 @@ pub(crate) enum Msg {
     Read { chunk: Arc<Chunk>, path: PathId, extent: Arc<Extent>, result: Result<(), TransferError> },
     /// A loaded frame was checked, or a fresh one zeroed.
     Filled { chunk: Arc<Chunk>, result: Result<FrameMut> },
-    /// The checksums of a chunk to be written are known.
+    /// Compressing a chunk to be written seems to pay; it wants memory for its stored bytes.
+    Pays { sealed: Sealed, frame: FrameRef, trial: Trial },
+    /// The stored bytes of a chunk to be written are known.
     Sealed { sealed: Sealed },
     /// A path answered a write.
     Wrote { sealed: Sealed, path: PathId, extent: Arc<Extent>, result: Result<(), Errno> },
@@ -86,6 +89,10 @@ pub(crate) enum Msg {
 pub(crate) struct Sealed {
     chunk: Arc<Chunk>,
     sums: Option<Checksums>,
+    /// Its stored bytes, if they are others than those in memory.
+    packed: Option<(FrameRef, Packed)>,
+    /// Memory counted as coming because it is held for the stored bytes.
+    held_bytes: u64,
     /// Paths that refused it and why.
     tried: Vec<(PathId, Errno)>,
 }
@@ -97,6 +104,7 @@ pub(crate) struct Shared {
     pub(crate) counters: Counters,
     pub(crate) paths: Vec<Arc<dyn PathStore>>,
     pub(crate) checksums: bool,
+    pub(crate) compression: Compression,
     /// Counts leases; a chunk's age is measured in it.
     leases: AtomicU64,
     /// Set while somebody waits for memory: then the end of any lease is worth a message.
@@ -159,6 +167,7 @@ pub(crate) fn start(
     arena: Arena,
     paths: Vec<Arc<dyn PathStore>>,
     checksums: bool,
+    compression: Compression,
     policy: Box<dyn EvictionPolicy>,
 ) -> Result<(Handle, JoinHandle<()>)> {
     let (inbox, messages) = crossbeam_channel::unbounded();
@@ -167,6 +176,7 @@ pub(crate) fn start(
         counters: Counters::default(),
         paths,
         checksums,
+        compression,
         leases: AtomicU64::new(1),
         starving: AtomicBool::new(false),
         ended: AtomicBool::new(false),

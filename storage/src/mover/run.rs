@@ -20,6 +20,7 @@ impl Msg {
             self,
             Msg::Read { .. }
                 | Msg::Filled { .. }
+                | Msg::Pays { .. }
                 | Msg::Sealed { .. }
                 | Msg::Wrote { .. }
                 | Msg::Adopt(_)
@@ -92,10 +93,8 @@ impl Mover {
                 self.read_done(chunk, path, extent, result)
             }
             Msg::Filled { chunk, result } => self.filled(&chunk, result),
-            Msg::Sealed { sealed } => {
-                self.sealing -= 1;
-                self.sealed.push_back(sealed);
-            }
+            Msg::Pays { sealed, frame, trial } => self.pack(sealed, frame, trial),
+            Msg::Sealed { sealed } => self.sealed(sealed),
             Msg::Wrote { sealed, path, extent, result } => self.wrote(sealed, path, extent, result),
             Msg::Barrier { reply } => {
                 self.pump();

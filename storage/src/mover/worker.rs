@@ -1,5 +1,5 @@
-//! Threads for what costs processor time between memory and a path: checksums, and zeroing frames
-//! of chunks that were never written.
+//! Threads for what costs processor time between memory and a path: checksums, compression, and
+//! zeroing frames of chunks that were never written.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use crossbeam_channel::{Receiver, Sender};
 
 use crate::arena::{FrameMut, FrameRef};
 use crate::catalog::Chunk;
-use crate::codec::{Checksums, Mismatch};
+use crate::codec::{Checksums, Encoding, Mismatch, Packed, Scratch, Trial, Undecodable};
 use crate::error::{Error, Result};
 use crate::id::PathId;
 
@@ -17,12 +17,26 @@ use super::{Handle, Msg, Sealed, refuse_thread};
 const MOST_WORKERS: usize = 2;
 
 pub(super) enum Job {
-    /// Take the checksums of a chunk to be written.
-    Seal { sealed: Sealed, frame: FrameRef },
-    /// Compare a loaded frame with the checksums of its write.
-    Verify { chunk: Arc<Chunk>, frame: FrameMut, sums: Checksums, path: PathId },
+    /// Find out whether compressing a chunk to be written pays, and seal it if not.
+    Try { sealed: Sealed, frame: FrameRef },
+    /// Take the checksums of a chunk to be written, compressed into a frame if there is one.
+    Seal { sealed: Sealed, frame: FrameRef, into: Option<(FrameMut, Encoding)> },
+    /// Make a loaded frame the chunk that was written.
+    Verify { chunk: Arc<Chunk>, frame: FrameMut, check: Check, path: PathId },
     /// Make a chunk that was never written.
     Zero { chunk: Arc<Chunk>, frame: FrameMut },
+}
+
+/// What is known of the stored bytes that a loaded frame begins with.
+pub(super) struct Check {
+    pub(super) sums: Option<Checksums>,
+    pub(super) packed: Option<Arc<Packed>>,
+}
+
+/// Why they are not what was written.
+enum Bad {
+    Sum(Mismatch),
+    Code(Undecodable),
 }
 
 /// Starts the workers; they end when the sender is dropped.
@@ -37,8 +51,9 @@ pub(super) fn start(handle: &Handle) -> Result<Sender<Job>> {
         std::thread::Builder::new()
             .name(format!("tensortier-codec-{index}"))
             .spawn(move || {
+                let mut scratch = Scratch::default();
                 for job in jobs {
-                    handle.send(run(job, &handle));
+                    handle.send(run(job, &handle, &mut scratch));
                 }
             })
             .map_err(|error| refuse_thread(&error))?;
@@ -46,34 +61,80 @@ pub(super) fn start(handle: &Handle) -> Result<Sender<Job>> {
     Ok(sender)
 }
 
-fn run(job: Job, handle: &Handle) -> Msg {
+fn run(job: Job, handle: &Handle, scratch: &mut Scratch) -> Msg {
+    let checksums = handle.shared.checksums;
     match job {
-        Job::Seal { mut sealed, frame } => {
-            sealed.sums = Some(Checksums::of(&frame));
-            Msg::Sealed { sealed }
+        Job::Try { sealed, frame } => match Trial::of(&frame, sealed.chunk.width, scratch) {
+            Some(trial) => Msg::Pays { sealed, frame, trial },
+            None => Msg::Sealed { sealed: seal(sealed, &frame, checksums) },
+        },
+        Job::Seal { mut sealed, frame, into } => {
+            sealed.packed = into.and_then(|(into, encoding)| pack(&frame, into, encoding, scratch));
+            Msg::Sealed { sealed: seal(sealed, &frame, checksums) }
         }
         Job::Zero { chunk, mut frame } => {
             frame.fill(0);
             Msg::Filled { chunk, result: Ok(frame) }
         }
-        Job::Verify { chunk, frame, sums, path } => {
-            let result = match sums.verify(&frame) {
+        Job::Verify { chunk, mut frame, check, path } => {
+            let result = match check.restore(&mut frame, scratch) {
                 Ok(()) => Ok(frame),
-                Err(mismatch) => Err(corrupt(handle, &chunk, path, mismatch)),
+                Err(bad) => Err(corrupt(handle, &chunk, path, &bad)),
             };
             Msg::Filled { chunk, result }
         }
     }
 }
 
-fn corrupt(handle: &Handle, chunk: &Chunk, path: PathId, mismatch: Mismatch) -> Error {
+/// Compresses a chunk into a frame, of which it keeps no more than it needs.
+fn pack(
+    chunk: &FrameRef,
+    mut into: FrameMut,
+    encoding: Encoding,
+    scratch: &mut Scratch,
+) -> Option<(FrameRef, Packed)> {
+    let packed = Packed::pack(chunk, encoding, &mut into, scratch)?;
+    into.truncate(packed.stored_bytes() as usize);
+    Some((into.share(), packed))
+}
+
+fn seal(mut sealed: Sealed, frame: &FrameRef, checksums: bool) -> Sealed {
+    if checksums {
+        sealed.sums = Some(match &sealed.packed {
+            Some((stored, packed)) => Checksums::of_parts(packed.parts(stored)),
+            None => Checksums::of(frame),
+        });
+    }
+    sealed
+}
+
+impl Check {
+    /// Returns whether there is anything to be done.
+    pub(super) fn is_work(&self) -> bool {
+        self.sums.is_some() || self.packed.is_some()
+    }
+
+    /// Checks the stored bytes, then decompresses them in place.
+    fn restore(&self, frame: &mut FrameMut, scratch: &mut Scratch) -> Result<(), Bad> {
+        match (&self.sums, &self.packed) {
+            (Some(sums), Some(packed)) => sums.verify_parts(packed.parts(frame)),
+            (Some(sums), None) => sums.verify(frame),
+            (None, _) => Ok(()),
+        }
+        .map_err(Bad::Sum)?;
+        let packed = self.packed.as_ref();
+        packed.map_or(Ok(()), |p| p.unpack_in_place(frame, scratch)).map_err(Bad::Code)
+    }
+}
+
+fn corrupt(handle: &Handle, chunk: &Chunk, path: PathId, bad: &Bad) -> Error {
     let store = handle.shared.paths.get(path.index());
-    Error::Corrupt {
-        key: chunk.key_text(),
-        chunk: chunk.id.index,
-        path: store.map_or_else(Default::default, |store| store.capabilities().dir.clone()),
-        block: mismatch.block,
-        expected: mismatch.expected,
-        actual: mismatch.actual,
+    let path = store.map_or_else(Default::default, |store| store.capabilities().dir.clone());
+    let (key, chunk) = (chunk.key_text(), chunk.id.index);
+    match bad {
+        Bad::Sum(Mismatch { block, expected, actual }) => {
+            Error::Corrupt { key, chunk, path, block: *block, expected: *expected, actual: *actual }
+        }
+        Bad::Code(Undecodable { block }) => Error::Undecodable { key, chunk, path, block: *block },
     }
 }

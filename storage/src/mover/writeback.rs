@@ -15,7 +15,6 @@ use crate::units::Bytes;
 
 use super::health::{Health, full};
 use super::state::Mover;
-use super::worker::Job;
 use super::{Msg, Sealed};
 
 /// Bytes a path may have waiting to be written before its next chunk is placed elsewhere or later:
@@ -100,13 +99,7 @@ impl Mover {
                 taken_back = true;
                 continue;
             };
-            let sealed = Sealed { chunk, sums: None, tried: Vec::new() };
-            if self.handle.shared.checksums {
-                self.sealing += 1;
-                let _ = self.workers.send(Job::Seal { sealed, frame });
-            } else {
-                self.sealed.push_back(sealed);
-            }
+            self.seal(chunk, frame);
         }
         taken_back
     }
@@ -115,13 +108,14 @@ impl Mover {
         let mut refused = false;
         while let Some(mut sealed) = self.sealed.pop_front() {
             if sealed.chunk.cell.lock().residency.deleted {
-                self.call_off(&sealed.chunk);
+                self.call_off(&mut sealed);
                 refused = true;
                 continue;
             }
             let candidates = self.candidates(&sealed);
-            match self.placement.choose(&candidates, sealed.chunk.bytes) {
-                Choice::Path(path) => match self.path(path).reserve(sealed.chunk.bytes) {
+            let bytes = sealed.stored_bytes();
+            match self.placement.choose(&candidates, bytes) {
+                Choice::Path(path) => match self.path(path).reserve(bytes) {
                     Ok(extent) => self.write(sealed, path, extent),
                     Err(errno) => {
                         self.refused(&mut sealed, path, errno);
@@ -133,7 +127,7 @@ impl Mover {
                     break;
                 }
                 Choice::Nowhere => {
-                    self.give_up(&sealed);
+                    self.give_up(&mut sealed);
                     refused = true;
                 }
             }
@@ -172,7 +166,7 @@ impl Mover {
     }
 
     fn write(&mut self, sealed: Sealed, path: PathId, extent: Extent) {
-        let Some(frame) = sealed.chunk.cell.lock().frame_to_read() else {
+        let Some(frame) = sealed.frame_to_write() else {
             debug_assert!(false, "a draining chunk has no frame");
             self.path(path).free(extent);
             return;
@@ -201,17 +195,23 @@ impl Mover {
             self.sealed.push_front(sealed);
             return;
         }
+        let stored = extent.bytes();
+        let packed = self.drop_packed(&mut sealed).map(Arc::new);
+        let is_packed = packed.is_some();
         let Sealed { chunk, sums, .. } = sealed;
         let mut cell = chunk.cell.lock();
-        let copy = DiskCopy { path, extent, sums };
+        let copy = DiskCopy { path, extent, sums, packed };
         let old = cell.disk.replace(copy);
         let after = cell.residency.drained(true);
         let gone = cell.residency.deleted;
         drop(cell);
         self.health[path.index()].refused = None;
         self.no_space = None;
-        self.handle.shared.counters.written.add(1);
-        self.handle.shared.counters.written_bytes.add(chunk.bytes);
+        let counters = &self.handle.shared.counters;
+        counters.written.add(1);
+        counters.written_bytes.add(chunk.bytes);
+        counters.stored_bytes.add(stored);
+        counters.packed.add(is_packed.into());
         if let Some(old) = old {
             self.free_extent(old.path, old.extent);
         }
@@ -222,7 +222,8 @@ impl Mover {
     }
 
     /// No path took a chunk: it stays in memory, dirty, and whoever waits for its place is told.
-    fn give_up(&mut self, sealed: &Sealed) {
+    fn give_up(&mut self, sealed: &mut Sealed) {
+        self.drop_packed(sealed);
         let chunk = &sealed.chunk;
         let refused = self.health.iter().enumerate().filter_map(|(index, health)| {
             let path = PathId(index as u16);
@@ -242,7 +243,9 @@ impl Mover {
     }
 
     /// A chunk was deleted before a path took it.
-    fn call_off(&mut self, chunk: &Arc<Chunk>) {
+    fn call_off(&mut self, sealed: &mut Sealed) {
+        self.drop_packed(sealed);
+        let chunk = &sealed.chunk;
         let after = chunk.cell.lock().residency.drained(false);
         self.drained(chunk, after, None);
         self.delete(chunk);

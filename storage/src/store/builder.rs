@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::arena::{Arena, GRANULE};
 use crate::catalog::Catalog;
 use crate::clock::Clock;
+use crate::codec::Compression;
 use crate::error::{Error, Result};
 use crate::evict::{EvictionPolicy, FurthestUse};
 use crate::io::EngineChoice;
@@ -17,7 +18,7 @@ use crate::units::Bytes;
 use super::{Inner, Store};
 
 /// The settings of a store and their defaults: 1 GiB of host memory, chunks of 16 MiB, checksums on,
-/// the engine chosen per path, victims by furthest declared use. At least one path must be given.
+/// no compression, the engine chosen per path, victims by furthest declared use. At least one path must be given.
 #[derive(Debug)]
 pub struct StoreBuilder {
     host_budget: u64,
@@ -26,6 +27,7 @@ pub struct StoreBuilder {
     stores: Vec<Arc<dyn PathStore>>,
     engine: EngineChoice,
     checksums: bool,
+    compression: Compression,
     eviction: Box<dyn EvictionPolicy>,
 }
 
@@ -38,6 +40,7 @@ impl Default for StoreBuilder {
             stores: Vec::new(),
             engine: EngineChoice::Auto,
             checksums: true,
+            compression: Compression::Off,
             eviction: Box::new(FurthestUse),
         }
     }
@@ -86,6 +89,15 @@ impl StoreBuilder {
         self
     }
 
+    /// Sets what is compressed on its way to a path. A chunk stays raw where that does not pay or no
+    /// memory is free for its stored bytes at that moment. Costs each of the store's one or two
+    /// workers some 0.6 MiB outside of the budget.
+    #[must_use]
+    pub fn compression(mut self, compression: Compression) -> Self {
+        self.compression = compression;
+        self
+    }
+
     /// Sets which chunk leaves first.
     #[must_use]
     pub fn eviction(mut self, policy: impl EvictionPolicy + 'static) -> Self {
@@ -109,7 +121,8 @@ impl StoreBuilder {
         }
         paths.extend(self.stores);
         let notes = notes(&paths);
-        let (handle, thread) = mover::start(arena, paths, self.checksums, self.eviction)?;
+        let (handle, thread) =
+            mover::start(arena, paths, self.checksums, self.compression, self.eviction)?;
         Ok(Store(Arc::new(Inner {
             handle,
             catalog: Mutex::new(Catalog::default()),

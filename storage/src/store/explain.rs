@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::codec::Compression;
 use crate::id::PathId;
 use crate::path::{Capabilities, PathProfile, PathStore};
 use crate::placement::{Candidate, shares};
@@ -17,6 +18,8 @@ pub struct Explanation {
     pub host_budget: u64,
     /// Whether blocks have checksums.
     pub checksums: bool,
+    /// What is compressed on its way to a path.
+    pub compression: Compression,
     /// Each path, in the order in which they were given.
     pub paths: Vec<PathExplanation>,
     /// What a user should know about the paths taken together.
@@ -55,6 +58,7 @@ impl Store {
         Explanation {
             host_budget: shared.arena.usage().budget,
             checksums: shared.checksums,
+            compression: shared.compression,
             paths: paths.collect(),
             notes: self.0.notes.clone(),
         }
@@ -64,7 +68,8 @@ impl Store {
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let checksums = if self.checksums { "on" } else { "off" };
-        writeln!(f, "host budget {}, checksums {checksums}", Bytes(self.host_budget))?;
+        let (budget, compression) = (Bytes(self.host_budget), self.compression);
+        writeln!(f, "host budget {budget}, checksums {checksums}, compression {compression}")?;
         for path in &self.paths {
             let Capabilities { dir, kind, file_system, .. } = &path.capabilities;
             writeln!(

@@ -23,6 +23,7 @@ use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
 use crate::ticket::ticket;
 
 pub use crate::catalog::{Key, Waits};
+pub use crate::codec::Compression;
 pub use builder::StoreBuilder;
 pub use explain::{Explanation, PathExplanation};
 pub use lease::{LeaseTicket, ReadLease, WriteLease};
