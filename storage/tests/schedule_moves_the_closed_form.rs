@@ -13,7 +13,7 @@ use tensortier_storage::arena::GRANULE;
 use tensortier_storage::evict::LeastRecentlyUsed;
 use tensortier_storage::metrics::CounterValues;
 use tensortier_storage::path::memory::{MemoryPath, Mischief};
-use tensortier_storage::store::{ObjectRef, Store};
+use tensortier_storage::store::{Compression, ObjectRef, Store};
 
 const PASSES: usize = 6;
 
@@ -41,16 +41,34 @@ fn up_or_down(n: usize, down: bool) -> Vec<usize> {
     if down { (0..n).rev().collect() } else { (0..n).collect() }
 }
 
+/// Returns what pass `number` finds in an object: zeros in the first; later one value, behind some
+/// noise in every second object, so that objects compress differently.
+fn contents(index: usize, number: u8, len: usize) -> Vec<u8> {
+    let fill = (index as u8).wrapping_mul(16).wrapping_add(number);
+    let mut bytes = vec![if number == 0 { 0 } else { fill }; len];
+    if number > 0 && index % 2 == 1 {
+        let mut state = u64::from(fill);
+        for byte in &mut bytes[..len * (index % 5) / 5] {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            *byte = (state >> 56) as u8;
+        }
+    }
+    bytes
+}
+
+fn compression() -> impl Strategy<Value = Compression> {
+    prop_oneof![Just(Compression::Off), Just(Compression::Lz4)]
+}
+
 /// Leases every chunk of a pass in order, checks that it holds what the last pass left, and leaves
 /// what this one does. Returns what the store did meanwhile.
 fn pass(store: &Store, objects: &[ObjectRef], order: &[usize], number: u8) -> CounterValues {
     let before = store.stats().counters;
     for index in order {
         let mut lease = soon(store.lease_write(&objects[*index], 0)).unwrap();
-        let fill = |number: u8| (*index as u8).wrapping_mul(16).wrapping_add(number);
-        let old = if number == 0 { 0 } else { fill(number) };
-        assert!(lease.iter().all(|byte| *byte == old), "object {index}, pass {number}");
-        lease.fill(fill(number + 1));
+        let old = contents(*index, number, lease.len());
+        assert!(*lease == *old, "object {index}, pass {number}");
+        lease.copy_from_slice(&contents(*index, number + 1, old.len()));
     }
     store.barrier().unwrap();
     store.stats().counters.since(&before)
@@ -97,11 +115,19 @@ proptest! {
         more in 0u64..60,
         mischief in prop::collection::vec(mischief(), 1..4),
         checksums in any::<bool>(),
+        compression in compression(),
+        packing in 0u64..20,
     ) {
         let largest = *sizes.iter().max().unwrap();
         let (budget, reserve) = (3 * largest + more, 2 * largest);
         let paths = paths(&mischief);
-        let store = builder(budget, &paths).checksums(checksums).open().unwrap();
+        let packing = if compression == Compression::Off { 0 } else { packing };
+        let store = builder(budget + packing, &paths)
+            .checksums(checksums)
+            .compression(compression)
+            .packing_bytes(packing * GRANULE)
+            .open()
+            .unwrap();
         let orders: Vec<_> = (0..=PASSES).map(|t| up_or_down(sizes.len(), t % 2 == 1)).collect();
         let all = Moved {
             chunks: sizes.len() as u64,
@@ -126,8 +152,10 @@ proptest! {
         n in 2usize..24,
         fits in 1u64..24,
         mischief in prop::collection::vec(mischief(), 1..4),
+        compression in compression(),
     ) {
-        let store = builder((2 + fits) * size, &paths(&mischief)).open().unwrap();
+        let builder = builder((2 + fits) * size, &paths(&mischief)).compression(compression);
+        let store = builder.open().unwrap();
         let orders = vec![up_or_down(n, false); PASSES + 1];
         let done = run_passes(&store, &vec![size; n], &orders, 2 * size);
         for did in &done[1..] {

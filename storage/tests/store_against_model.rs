@@ -13,12 +13,12 @@ use tensortier_storage::dtype::DType;
 use tensortier_storage::error::ErrorKind;
 use tensortier_storage::path::PathStore;
 use tensortier_storage::path::memory::{MemoryPath, Mischief};
-use tensortier_storage::store::{ReadLease, Store};
+use tensortier_storage::store::{Compression, ReadLease, Store};
 
 #[derive(Debug, Clone)]
 enum Op {
     Create { key: u8, len: u16 },
-    Put { key: u8, len: u16, seed: u8 },
+    Put { key: u8, len: u16, dtype: DType, seed: u8 },
     Get { key: u8 },
     GetRange { key: u8, from: u16, len: u16 },
     Change { key: u8, chunk: u8, at: u16, value: u8 },
@@ -35,11 +35,8 @@ fn op() -> impl Strategy<Value = Op> {
     let key = 0u8..6;
     prop_oneof![
         (key.clone(), 0u16..20_000).prop_map(|(key, len)| Op::Create { key, len }),
-        (key.clone(), 0u16..20_000, any::<u8>()).prop_map(|(key, len, seed)| Op::Put {
-            key,
-            len,
-            seed
-        }),
+        (key.clone(), 0u16..20_000, dtype(), any::<u8>())
+            .prop_map(|(key, len, dtype, seed)| Op::Put { key, len, dtype, seed }),
         key.clone().prop_map(|key| Op::Get { key }),
         (key.clone(), any::<u16>(), any::<u16>()).prop_map(|(key, from, len)| Op::GetRange {
             key,
@@ -58,6 +55,10 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
+fn dtype() -> impl Strategy<Value = DType> {
+    prop_oneof![Just(DType::U8), Just(DType::BF16), Just(DType::F32), Just(DType::F64)]
+}
+
 struct World {
     store: Store,
     chunk: usize,
@@ -69,8 +70,21 @@ fn name(key: u8) -> String {
     format!("tensor/{key}")
 }
 
-fn bytes(len: u16, seed: u8) -> Vec<u8> {
-    (0..len).map(|i| (i as u8).wrapping_mul(31).wrapping_add(seed)).collect()
+/// Returns what compresses well, in its upper half alone, by its byte planes alone, or not at all, as
+/// `seed` says.
+fn bytes(len: usize, seed: u8) -> Vec<u8> {
+    let mut state = u64::from(seed);
+    let mut noise = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (state >> 56) as u8
+    };
+    let one = |i: usize| match seed % 4 {
+        0 => (i as u8).wrapping_mul(31).wrapping_add(seed),
+        1 if i >= len / 2 => seed,
+        2 if i % 4 >= 2 => 0x3F,
+        _ => noise(),
+    };
+    (0..len).map(one).collect()
 }
 
 impl World {
@@ -86,9 +100,10 @@ impl World {
                     Err(error) => assert!(known, "{error}"),
                 }
             }
-            Op::Put { key, len, seed } => {
-                let new = bytes(len, seed);
-                match self.store.put(&name(key), DType::U8, &[u64::from(len)], &new) {
+            Op::Put { key, len, dtype, seed } => {
+                let elements = u64::from(len) / dtype.bytes();
+                let new = bytes((elements * dtype.bytes()) as usize, seed);
+                match self.store.put(&name(key), dtype, &[elements], &new) {
                     Ok(_) => {
                         self.model.insert(name(key), new);
                     }
@@ -214,12 +229,14 @@ proptest! {
     #[test]
     fn the_store_is_a_map_of_bytes(
         ops in prop::collection::vec(op(), 1..120),
-        chunk in prop_oneof![Just(1usize), Just(4095), Just(4096), Just(5000), Just(9000)]
+        chunk in prop_oneof![Just(1usize), Just(4095), Just(4096), Just(5000), Just(9000), Just(12_000)]
             .prop_filter("not tiny chunks of large tensors", |chunk| *chunk > 1),
         granules in 3u64..16,
         shares in prop::collection::vec(1.0f64..10.0, 1..4),
         reorder in 0usize..4,
         checksums in any::<bool>(),
+        compression in prop_oneof![Just(Compression::Off), Just(Compression::Lz4)],
+        packing in 0u64..4,
     ) {
         let paths: Vec<_> = shares
             .iter()
@@ -227,9 +244,14 @@ proptest! {
             .map(|(i, share)| Arc::new(MemoryPath::new(&format!("memory {i}"), *share)))
             .collect();
         let mut builder = Store::builder()
-            .host_budget(granules * GRANULE)
+            .host_budget(match compression {
+                Compression::Lz4 => (granules + packing) * GRANULE,
+                _ => granules * GRANULE,
+            })
+            .packing_bytes(packing * GRANULE)
             .chunk_bytes(chunk as u64)
-            .checksums(checksums);
+            .checksums(checksums)
+            .compression(compression);
         for path in &paths {
             path.set_mischief(Mischief { reorder, fail_write_every: if paths.len() > 1 { 7 } else { 0 }, ..Mischief::default() });
             builder = builder.path_store(Arc::clone(path) as Arc<dyn PathStore>);

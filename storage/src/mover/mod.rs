@@ -105,6 +105,8 @@ pub(crate) struct Shared {
     pub(crate) paths: Vec<Arc<dyn PathStore>>,
     pub(crate) checksums: bool,
     pub(crate) compression: Compression,
+    /// Memory set aside for the stored bytes of compressed chunks.
+    pub(crate) packing: Option<Arena>,
     /// Counts leases; a chunk's age is measured in it.
     leases: AtomicU64,
     /// Set while somebody waits for memory: then the end of any lease is worth a message.
@@ -167,7 +169,7 @@ pub(crate) fn start(
     arena: Arena,
     paths: Vec<Arc<dyn PathStore>>,
     checksums: bool,
-    compression: Compression,
+    (compression, packing): (Compression, Option<Arena>),
     policy: Box<dyn EvictionPolicy>,
 ) -> Result<(Handle, JoinHandle<()>)> {
     let (inbox, messages) = crossbeam_channel::unbounded();
@@ -177,6 +179,7 @@ pub(crate) fn start(
         paths,
         checksums,
         compression,
+        packing,
         leases: AtomicU64::new(1),
         starving: AtomicBool::new(false),
         ended: AtomicBool::new(false),

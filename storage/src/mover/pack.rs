@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use crate::arena::FrameRef;
+use crate::arena::{Arena, FrameRef};
 use crate::catalog::Chunk;
 use crate::codec::{Compression, Packed, Trial};
 
@@ -31,11 +31,16 @@ impl Mover {
 
     /// Compressing pays: goes on with a frame for the stored bytes, or without.
     pub(super) fn pack(&mut self, mut sealed: Sealed, frame: FrameRef, trial: Trial) {
-        let room = self.handle.shared.arena.try_alloc(trial.room_bytes).ok().flatten();
-        // It comes back with the write, as the chunk's own frame does. Whoever waits for memory must
-        // see it so, or he would evict what the schedule keeps in place of it.
-        sealed.held_bytes = if room.is_some() { trial.room_bytes } else { 0 };
-        self.coming_bytes += sealed.held_bytes;
+        let shared = &self.handle.shared;
+        let in_arena = |arena: &Arena| arena.try_alloc(trial.room_bytes).ok().flatten();
+        let mut room = shared.packing.as_ref().and_then(in_arena);
+        if room.is_none() {
+            room = in_arena(&shared.arena);
+            // It comes back with the write, as the chunk's own frame does. Whoever waits for memory
+            // must see it so, or he would evict what the schedule keeps in place of it.
+            sealed.held_bytes = if room.is_some() { trial.room_bytes } else { 0 };
+            self.coming_bytes += sealed.held_bytes;
+        }
         let into = room.map(|room| (room, trial.encoding));
         let _ = self.workers.send(Job::Seal { sealed, frame, into });
     }
@@ -43,7 +48,9 @@ impl Mover {
     /// A worker is done with a chunk: it waits for its place on a path.
     pub(super) fn sealed(&mut self, mut sealed: Sealed) {
         self.sealing -= 1;
-        let held_bytes = sealed.packed.as_ref().map_or(0, |(frame, _)| frame.memory_bytes());
+        let kept_bytes = sealed.packed.as_ref().map_or(0, |(frame, _)| frame.memory_bytes());
+        // What was set aside was never counted.
+        let held_bytes = kept_bytes.min(sealed.held_bytes);
         self.coming_bytes -= sealed.held_bytes - held_bytes;
         sealed.held_bytes = held_bytes;
         self.sealed.push_back(sealed);

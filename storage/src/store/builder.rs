@@ -28,6 +28,7 @@ pub struct StoreBuilder {
     engine: EngineChoice,
     checksums: bool,
     compression: Compression,
+    packing_bytes: u64,
     eviction: Box<dyn EvictionPolicy>,
 }
 
@@ -41,6 +42,7 @@ impl Default for StoreBuilder {
             engine: EngineChoice::Auto,
             checksums: true,
             compression: Compression::Off,
+            packing_bytes: 0,
             eviction: Box::new(FurthestUse),
         }
     }
@@ -90,11 +92,21 @@ impl StoreBuilder {
     }
 
     /// Sets what is compressed on its way to a path. A chunk stays raw where that does not pay or no
-    /// memory is free for its stored bytes at that moment. Costs each of the store's one or two
-    /// workers some 0.6 MiB outside of the budget.
+    /// memory is free for its stored bytes at that moment: a store that uses its whole budget needs
+    /// [`StoreBuilder::packing_bytes`]. Costs each of the store's one or two workers some 0.6 MiB
+    /// outside of the budget.
     #[must_use]
     pub fn compression(mut self, compression: Compression) -> Self {
         self.compression = compression;
+        self
+    }
+
+    /// Sets how much of the host budget is set aside, in bytes, for the stored bytes of chunks that
+    /// are compressed and being written; 0 by default, and without effect if nothing is compressed.
+    /// One chunk per path and one more are plenty.
+    #[must_use]
+    pub fn packing_bytes(mut self, bytes: u64) -> Self {
+        self.packing_bytes = bytes;
         self
     }
 
@@ -112,7 +124,9 @@ impl StoreBuilder {
     /// path, [`Error::System`]. Nothing is left behind then.
     pub fn open(self) -> Result<Store> {
         self.check()?;
-        let arena = Arena::new(self.host_budget)?;
+        let set_aside = self.set_aside_bytes();
+        let arena = Arena::new(self.host_budget - set_aside)?;
+        let packing = if set_aside > 0 { Some(Arena::new(set_aside)?) } else { None };
         let clock = Clock::system();
         let mut paths: Vec<Arc<dyn PathStore>> = Vec::new();
         for path in &self.paths {
@@ -122,7 +136,7 @@ impl StoreBuilder {
         paths.extend(self.stores);
         let notes = notes(&paths);
         let (handle, thread) =
-            mover::start(arena, paths, self.checksums, self.compression, self.eviction)?;
+            mover::start(arena, paths, self.checksums, (self.compression, packing), self.eviction)?;
         Ok(Store(Arc::new(Inner {
             handle,
             catalog: Mutex::new(Catalog::default()),
@@ -132,6 +146,12 @@ impl StoreBuilder {
             closed: AtomicBool::new(false),
             notes,
         })))
+    }
+
+    /// Returns how much of the budget is set aside for stored bytes, in bytes, whole granules.
+    fn set_aside_bytes(&self) -> u64 {
+        let compresses = self.compression != Compression::Off;
+        if compresses { self.packing_bytes / GRANULE * GRANULE } else { 0 }
     }
 
     fn check(&self) -> Result<()> {
@@ -148,6 +168,10 @@ impl StoreBuilder {
         if self.host_budget < GRANULE {
             let what = format!("host budget of {}", Bytes(self.host_budget));
             return refuse(what, "at least 4 KiB are needed");
+        }
+        if self.set_aside_bytes() > self.host_budget - GRANULE {
+            let what = format!("packing memory of {}", Bytes(self.packing_bytes));
+            return refuse(what, "it is part of the host budget and must leave some of it");
         }
         let canonical = |path: &Path| path.dir.canonicalize().unwrap_or_else(|_| path.dir.clone());
         let mut dirs: Vec<PathBuf> = self.paths.iter().map(canonical).collect();

@@ -20,6 +20,8 @@ pub struct Explanation {
     pub checksums: bool,
     /// What is compressed on its way to a path.
     pub compression: Compression,
+    /// How much of the budget is set aside for the stored bytes of compressed chunks, in bytes.
+    pub packing_bytes: u64,
     /// Each path, in the order in which they were given.
     pub paths: Vec<PathExplanation>,
     /// What a user should know about the paths taken together.
@@ -55,8 +57,10 @@ impl Store {
                 profile: path.profile(),
                 share,
             });
+        let packing_bytes = shared.packing.as_ref().map_or(0, |arena| arena.usage().budget);
         Explanation {
-            host_budget: shared.arena.usage().budget,
+            host_budget: shared.arena.usage().budget + packing_bytes,
+            packing_bytes,
             checksums: shared.checksums,
             compression: shared.compression,
             paths: paths.collect(),
@@ -69,7 +73,11 @@ impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let checksums = if self.checksums { "on" } else { "off" };
         let (budget, compression) = (Bytes(self.host_budget), self.compression);
-        writeln!(f, "host budget {budget}, checksums {checksums}, compression {compression}")?;
+        write!(f, "host budget {budget}, checksums {checksums}, compression {compression}")?;
+        if self.packing_bytes > 0 {
+            write!(f, ", {} of the budget set aside for it", Bytes(self.packing_bytes))?;
+        }
+        writeln!(f)?;
         for path in &self.paths {
             let Capabilities { dir, kind, file_system, .. } = &path.capabilities;
             writeln!(

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crate::arena::ArenaUse;
+use crate::arena::{Arena, ArenaUse};
 use crate::catalog::Catalog;
 use crate::error::{Error, Result};
 use crate::metrics::CounterValues;
@@ -74,6 +74,8 @@ pub struct Stats {
     pub counters: CounterValues,
     /// The host arena.
     pub host: ArenaUse,
+    /// What of the host budget is set aside for the stored bytes of compressed chunks, if any is.
+    pub packing: Option<ArenaUse>,
     /// Each path, in the order in which they were given.
     pub paths: Vec<PathCounters>,
 }
@@ -91,6 +93,7 @@ impl Store {
         Stats {
             counters: shared.counters.read(),
             host: shared.arena.usage(),
+            packing: shared.packing.as_ref().map(Arena::usage),
             paths: shared.paths.iter().map(|path| path.counters()).collect(),
         }
     }
