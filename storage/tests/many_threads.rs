@@ -13,7 +13,7 @@ use tensortier_storage::dtype::DType;
 use tensortier_storage::error::{ErrorKind, Result};
 use tensortier_storage::path::memory::Mischief;
 use tensortier_storage::path::{Path, PathStore};
-use tensortier_storage::store::Store;
+use tensortier_storage::store::{Compression, Store};
 
 const THREADS: u64 = 4;
 const OPERATIONS: u64 = 2_000;
@@ -147,6 +147,21 @@ fn on_paths_in_memory_that_fail_and_answer_late() {
     ];
     hammer(&builder(9, &paths).chunk_bytes(GRANULE).open().unwrap());
     assert!(paths.iter().all(|path| path.counters().used_bytes == 0));
+}
+
+#[test]
+fn with_chunks_that_are_compressed() {
+    for packing in [0, 2 * GRANULE] {
+        let paths = [
+            memory("late", Mischief { reorder: 2, ..Mischief::default() }),
+            memory("flaky", Mischief { fail_write_every: 9, ..Mischief::default() }),
+        ];
+        let builder = builder(14, &paths).compression(Compression::Lz4).packing_bytes(packing);
+        let store = builder.chunk_bytes(3 * GRANULE).open().unwrap();
+        hammer(&store);
+        assert!(store.stats().packing.is_none_or(|packing| packing.in_use == 0));
+        assert!(packing == 0 || store.stats().counters.packed > 0);
+    }
 }
 
 #[test]
