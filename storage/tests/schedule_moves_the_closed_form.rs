@@ -117,9 +117,10 @@ proptest! {
         checksums in any::<bool>(),
         compression in compression(),
         packing in 0u64..20,
+        reserved in 1u64..=2,
     ) {
         let largest = *sizes.iter().max().unwrap();
-        let (budget, reserve) = (3 * largest + more, 2 * largest);
+        let (budget, reserve) = (3 * largest + more, reserved * largest);
         let paths = paths(&mischief);
         let packing = if compression == Compression::Off { 0 } else { packing };
         let store = builder(budget + packing, &paths)
@@ -198,4 +199,34 @@ fn a_chunk_that_leases_overtook_is_not_read_ahead_again() {
     drop(views);
     store.barrier().unwrap();
     assert_eq!(store.stats().counters.loads, 8);
+}
+
+#[test]
+fn memory_for_stored_bytes_costs_no_chunk_that_the_schedule_keeps() {
+    // "kept" stays; "a" and "b" share a reserve of 12 granules. While "a" is written, compressed into
+    // what is left of it, "b" is wanted: it must wait for "a", not take the place of "kept".
+    let slow = Mischief { delay: Duration::from_millis(20), ..Mischief::default() };
+    let store = builder(24, &paths(&[slow])).compression(Compression::Lz4).open().unwrap();
+    let sizes = [("kept", 12), ("a", 8), ("b", 12)];
+    let objects: Vec<_> =
+        sizes.iter().map(|(key, granules)| one_chunk(&store, key, *granules)).collect();
+    let mut did = Vec::new();
+    for number in 0..4u8 {
+        let before = store.stats().counters;
+        store.declare(&objects, &objects, 12 * GRANULE).unwrap();
+        for (index, object) in objects.iter().enumerate() {
+            let mut lease = soon(store.lease_write(object, 0)).unwrap();
+            // Index 1 of `contents`: noise, then one value.
+            let old = contents(1, number, lease.len());
+            assert!(*lease == *old, "object {index}");
+            lease.copy_from_slice(&contents(1, number + 1, old.len()));
+            drop(lease);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        store.barrier().unwrap();
+        let counters = store.stats().counters.since(&before);
+        did.push((counters.loads + counters.zero_fills, counters.write_backs));
+    }
+    assert!(store.stats().counters.packed > 0);
+    assert_eq!(did, [(3, 2), (2, 2), (2, 2), (2, 2)]);
 }
