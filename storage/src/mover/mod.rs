@@ -31,7 +31,7 @@ use crate::error::{Errno, Error, Result};
 use crate::evict::EvictionPolicy;
 use crate::id::PathId;
 use crate::metrics::Counters;
-use crate::path::{CloseError, Extent, PathStore, TransferError};
+use crate::path::{CloseError, Extent, PathSet, PathStore, TransferError};
 use crate::sync::{AtomicBool, AtomicU64, Ordering};
 use crate::ticket::Completer;
 
@@ -75,6 +75,10 @@ pub(crate) enum Msg {
     Sealed { sealed: Sealed },
     /// A path answered a write.
     Wrote { sealed: Sealed, path: PathId, extent: Arc<Extent>, result: Result<(), Errno> },
+    /// A path joins the store.
+    AddPath { store: Arc<dyn PathStore>, takes_writes: bool, reply: Completer<PathId> },
+    /// A path takes writes from now on, or no longer.
+    TakeWrites { path: PathId, takes_writes: bool, reply: Completer<()> },
     /// Answered when all messages before it have been acted on.
     Barrier { reply: Completer<()> },
     /// Finish what is under way within `grace` and end.
@@ -95,7 +99,7 @@ pub(crate) struct Sealed {
 pub(crate) struct Shared {
     pub(crate) arena: Arena,
     pub(crate) counters: Counters,
-    pub(crate) paths: Vec<Arc<dyn PathStore>>,
+    pub(crate) paths: PathSet,
     pub(crate) checksums: bool,
     /// Counts leases; a chunk's age is measured in it.
     leases: AtomicU64,
@@ -165,7 +169,7 @@ pub(crate) fn start(
     let shared = Arc::new(Shared {
         arena,
         counters: Counters::default(),
-        paths,
+        paths: PathSet::new(paths),
         checksums,
         leases: AtomicU64::new(1),
         starving: AtomicBool::new(false),

@@ -97,6 +97,14 @@ impl Mover {
                 self.sealed.push_back(sealed);
             }
             Msg::Wrote { sealed, path, extent, result } => self.wrote(sealed, path, extent, result),
+            Msg::AddPath { store, takes_writes, reply } => {
+                let id = self.add_path(store, takes_writes);
+                reply.complete(Ok(id));
+            }
+            Msg::TakeWrites { path, takes_writes, reply } => {
+                self.let_path_take_writes(path, takes_writes);
+                reply.complete(Ok(()));
+            }
             Msg::Barrier { reply } => {
                 self.pump();
                 reply.complete(Ok(()));
@@ -151,10 +159,10 @@ impl Mover {
     fn end(self) {
         self.refuse_waiters();
         let mut failed = Vec::new();
-        for (index, path) in self.handle.shared.paths.iter().enumerate() {
+        for member in self.handle.shared.paths.all() {
             let left = self.closing.as_ref().map_or(Duration::ZERO, Closing::left);
-            if let Err(error) = path.close(left) {
-                failed.push((PathId(index as u16), error));
+            if let Err(error) = member.store.close(left) {
+                failed.push((member.id, error));
             }
         }
         self.let_go();

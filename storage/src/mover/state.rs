@@ -120,7 +120,26 @@ impl Mover {
         }
     }
 
-    pub(super) fn path(&self, id: PathId) -> &Arc<dyn PathStore> {
-        &self.handle.shared.paths[id.index()]
+    pub(super) fn path(&self, id: PathId) -> Arc<dyn PathStore> {
+        self.handle.shared.paths.get(id)
+    }
+
+    /// A path joins.
+    pub(super) fn add_path(&mut self, store: Arc<dyn PathStore>, takes_writes: bool) -> PathId {
+        self.health.push(Health { retired: !takes_writes, ..Health::default() });
+        self.placement.add_path();
+        if takes_writes {
+            self.no_space = None;
+        }
+        self.handle.shared.paths.add(store, takes_writes)
+    }
+
+    /// A path gets new bytes from now on, or no longer.
+    pub(super) fn let_path_take_writes(&mut self, id: PathId, takes_writes: bool) {
+        self.health[id.index()].retired = !takes_writes;
+        self.handle.shared.paths.let_take_writes(id, takes_writes);
+        if takes_writes {
+            self.no_space = None;
+        }
     }
 }

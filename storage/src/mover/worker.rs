@@ -67,11 +67,10 @@ fn run(job: Job, handle: &Handle) -> Msg {
 }
 
 fn corrupt(handle: &Handle, chunk: &Chunk, path: PathId, mismatch: Mismatch) -> Error {
-    let store = handle.shared.paths.get(path.index());
     Error::Corrupt {
         key: chunk.key_text(),
         chunk: chunk.id.index,
-        path: store.map_or_else(Default::default, |store| store.capabilities().dir.clone()),
+        path: handle.shared.paths.get(path).capabilities().dir.clone(),
         block: mismatch.block,
         expected: mismatch.expected,
         actual: mismatch.actual,

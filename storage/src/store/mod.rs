@@ -7,6 +7,7 @@ mod lease;
 mod measure;
 mod objects;
 mod parts;
+mod places;
 mod scheduling;
 
 use std::sync::Arc;
@@ -90,7 +91,7 @@ impl Store {
         Stats {
             counters: shared.counters.read(),
             host: shared.arena.usage(),
-            paths: shared.paths.iter().map(|path| path.counters()).collect(),
+            paths: shared.paths.all().iter().map(|path| path.store.counters()).collect(),
         }
     }
 
