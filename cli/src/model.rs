@@ -25,6 +25,7 @@ pub(crate) struct ModelTensor {
 
 impl ModelTensor {
     /// Returns the number of its elements.
+    #[cfg(test)]
     pub(crate) fn elements(&self) -> u64 {
         self.shape.iter().product()
     }

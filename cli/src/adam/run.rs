@@ -35,13 +35,15 @@ pub(crate) fn run(args: &AdamArgs) -> Result<Outcome, Failure> {
     let description = Description::new(args)?;
     let plan = Plan::new(description.params.clone(), options(args), args.host_memory.0)?;
     let paths = places::paths(args);
+    places::check_quotas(&paths, &plan)?;
+    // Before anything is probed: a name that cannot be written is known at once.
+    let writer = args.save.as_ref().map(|path| save::create(path, &description)).transpose()?;
     let warnings = places::left_behind(&paths);
     let store = places::open(args, &paths)?;
     let optimizer = Optimizer::open(store.clone(), plan)?;
     let explanation = store.explain();
     let plan = figures::plan(args, &description, &optimizer, (&paths, &explanation), warnings);
     say(args, &plan_text(&plan));
-    let writer = args.save.as_ref().map(|path| save::create(path, &description)).transpose()?;
 
     let mut job = Job { args, description, optimizer, stop, writer, steps: Vec::new() };
     let mut model = job.description.load(dtype(args.grads))?;
@@ -161,6 +163,17 @@ fn memory(args: &AdamArgs, tracker: &PeakTracker, description: &Description) -> 
     }
 }
 
+/// Words a failed step for somebody who runs the program: the library's advice to call it again is
+/// of no use to him.
+fn failed_step(error: Error) -> Failure {
+    match error {
+        Error::Interrupted { step, done, subgroups, cause: Some(cause) } => {
+            format!("step {step} failed after {done} of {subgroups} subgroups: {cause}").into()
+        }
+        other => other.into(),
+    }
+}
+
 /// A run under way.
 struct Job<'a> {
     args: &'a AdamArgs,
@@ -195,7 +208,10 @@ impl Job<'_> {
                     note(&format!("stopped in step {step} after {done} of {subgroups} subgroups"));
                     return Ok(true);
                 }
-                Err(error) => return Err(error.into()),
+                Err(error) => {
+                    bar.finish_and_clear();
+                    return Err(failed_step(error));
+                }
             }
         }
         bar.finish_and_clear();
