@@ -39,11 +39,12 @@ pub(super) fn check_quotas(paths: &[Path], plan: &Plan) -> Result<(), Failure> {
         return Ok(());
     }
     let all = if paths.len() == 1 { "quota of the path is" } else { "quotas of all paths are" };
-    // A subgroup is written to a new place before its old one is free.
-    let enough = Bytes((plan.state_bytes() + plan.reserve_bytes).next_multiple_of(1 << 20));
+    // What memory holds is written to new places before its old ones are free.
+    let moving = plan.host_bytes.min(plan.state_bytes()) + plan.reserve_bytes;
+    let enough_mib = (plan.state_bytes() + moving).div_ceil(1 << 20);
     Err(format!(
-        "--path: the {all} {}, but at least {} of state do not fit into the host memory; {enough} in \
-         all are enough (quota=), or add a path, or raise --host-memory",
+        "--path: the {all} {}, but at least {} of state do not fit into the host memory; {enough_mib} MiB \
+         in all are enough (quota=), or add a path, or raise --host-memory",
         Bytes(quota),
         Bytes(outside)
     )
