@@ -2,6 +2,8 @@
 //! and planes, for random models, sizes, budgets, orders, paths, threads and interruptions; and the
 //! closed form of what moves.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests may panic as tests do")]
+
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
