@@ -7,7 +7,7 @@ use tensortier::optimizer::kernel::Input;
 use tensortier::optimizer::{Param, Segment, StepIo, WeightMut};
 use tensortier::storage::dtype::DType;
 use tensortier::storage::source::{Access, TensorEntry, TensorFile};
-use tensortier::storage::units::Bytes;
+use tensortier::storage::units::{Bytes, Count};
 
 use crate::args::{AdamArgs, FloatType};
 use crate::buffer::Buffer;
@@ -94,7 +94,7 @@ impl Description {
         }
         let parameters = args.params.map_or(0, |count| count.0);
         let width = dtype(args.weights_dtype).bytes() + dtype(args.grads).bytes();
-        fits_memory(&format!("--params {parameters}"), parameters.saturating_mul(width))?;
+        fits_memory(&format!("--params {}", Count(parameters)), parameters.saturating_mul(width))?;
         let tensors = model::tensors(parameters)?;
         let weight_dtype = dtype(args.weights_dtype);
         let params =

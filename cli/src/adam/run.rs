@@ -9,6 +9,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use tensortier::optimizer::{
     Error, Eviction, Hyper, Optimizer, Options, Order, Plan, StatePrecision, StepReport,
 };
+use tensortier::storage::error::Error as StorageError;
 use tensortier::storage::source::TensorFileWriter;
 
 use super::model::{Description, Model, dtype};
@@ -168,7 +169,15 @@ fn memory(args: &AdamArgs, tracker: &PeakTracker, description: &Description) -> 
 fn failed_step(error: Error) -> Failure {
     match error {
         Error::Interrupted { step, done, subgroups, cause: Some(cause) } => {
-            format!("step {step} failed after {done} of {subgroups} subgroups: {cause}").into()
+            let why = match *cause {
+                Error::Storage(StorageError::NoSpace { tried, .. }) => format!(
+                    "no path has room ({}); free space, raise a quota or --host-memory, or add a \
+                     path",
+                    tried.join("; ")
+                ),
+                cause => cause.to_string(),
+            };
+            format!("step {step} failed after {done} of {subgroups} subgroups: {why}").into()
         }
         other => other.into(),
     }
