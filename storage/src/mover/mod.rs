@@ -164,6 +164,7 @@ pub(crate) fn start(
     paths: Vec<Arc<dyn PathStore>>,
     checksums: bool,
     policy: Box<dyn EvictionPolicy>,
+    patience: Duration,
 ) -> Result<(Handle, JoinHandle<()>)> {
     let (inbox, messages) = crossbeam_channel::unbounded();
     let shared = Arc::new(Shared {
@@ -181,7 +182,7 @@ pub(crate) fn start(
     });
     let handle = Handle { inbox, shared };
     let workers = worker::start(&handle)?;
-    let mover = Mover::new(handle.clone(), messages, workers, policy);
+    let mover = Mover::new(handle.clone(), messages, workers, policy, patience);
     let thread = std::thread::Builder::new()
         .name(String::from("tensortier-mover"))
         .spawn(move || mover.run())

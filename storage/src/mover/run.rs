@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use crossbeam_channel::RecvTimeoutError;
+
 use crate::catalog::FrameSlot;
 use crate::error::Error;
 use crate::id::PathId;
@@ -51,9 +53,14 @@ impl Mover {
     }
 
     fn next_message(&self) -> Option<Msg> {
-        match self.closing.as_ref().and_then(|closing| closing.deadline) {
-            None => self.messages.recv().ok(),
-            Some(deadline) => self.messages.recv_deadline(deadline).ok(),
+        let closing = self.closing.as_ref().and_then(|closing| closing.deadline);
+        match (closing, self.look_again) {
+            (Some(deadline), _) => self.messages.recv_deadline(deadline).ok(),
+            (None, Some(at)) => match self.messages.recv_deadline(at) {
+                Err(RecvTimeoutError::Timeout) => Some(Msg::Freed),
+                answer => answer.ok(),
+            },
+            (None, None) => self.messages.recv().ok(),
         }
     }
 
@@ -72,8 +79,8 @@ impl Mover {
             return;
         }
         match msg {
-            Msg::Load(loading) => self.demand.push_back(Want::Load(loading)),
-            Msg::Frame { bytes, reply } => self.demand.push_back(Want::Frame { bytes, reply }),
+            Msg::Load(loading) => self.want(Want::Load(loading)),
+            Msg::Frame { bytes, reply } => self.want(Want::Frame { bytes, reply }),
             Msg::Adopt(chunk) => self.adopt(chunk),
             Msg::Prefetch { chunks, said } => self.hint(chunks, said),
             Msg::Evict { chunks, reply } => self.evict_all(&chunks, reply),

@@ -17,7 +17,7 @@ use crate::ticket::Completer;
 use super::declared::Declared;
 use super::health::Health;
 use super::settle::Settle;
-use super::want::{Hint, Want};
+use super::want::{Demand, Hint};
 use super::worker::Job;
 use super::{Handle, Msg, Sealed};
 
@@ -30,7 +30,11 @@ pub(super) struct Mover {
 
     /// Chunks whose frame is in the arena.
     pub(super) resident: HashMap<ChunkId, Arc<Chunk>>,
-    pub(super) demand: VecDeque<Want>,
+    pub(super) demand: VecDeque<Demand>,
+    /// How long a demand waits when only leases hold memory.
+    pub(super) patience: Duration,
+    /// When a demand that waits for leases is to be looked at again.
+    pub(super) look_again: Option<Instant>,
     pub(super) prefetch: VecDeque<Hint>,
     pub(super) declared: Option<Declared>,
     /// Frames that callers are filling to put them.
@@ -90,6 +94,7 @@ impl Mover {
         messages: Receiver<Msg>,
         workers: Sender<Job>,
         policy: Box<dyn EvictionPolicy>,
+        patience: Duration,
     ) -> Self {
         let paths = handle.shared.paths.len();
         Mover {
@@ -99,6 +104,8 @@ impl Mover {
             policy,
             resident: HashMap::new(),
             demand: VecDeque::new(),
+            patience,
+            look_again: None,
             prefetch: VecDeque::new(),
             declared: None,
             lent: 0,
