@@ -41,7 +41,7 @@ pub(crate) struct AdamArgs {
     #[arg(long, value_name = "FILE", help_heading = MODEL)]
     pub(crate) weights: Option<PathBuf>,
     /// Make up a GPT-like model of this many parameters, for example 500M
-    #[arg(long, value_name = "COUNT", help_heading = MODEL)]
+    #[arg(long, value_name = "COUNT", allow_negative_numbers = true, help_heading = MODEL)]
     pub(crate) params: Option<Count>,
     /// Read the file through a memory map instead of direct reads
     #[arg(long, conflicts_with = "params", help_heading = MODEL)]
@@ -53,7 +53,7 @@ pub(crate) struct AdamArgs {
     #[arg(long, value_name = "TYPE", default_value = "bf16", help_heading = MODEL)]
     pub(crate) grads: FloatType,
     /// Number from which made-up weights and gradients follow
-    #[arg(long, value_name = "NUMBER", default_value_t = 0, help_heading = MODEL)]
+    #[arg(long, value_name = "NUMBER", default_value = "0", value_parser = whole, allow_negative_numbers = true, help_heading = MODEL)]
     pub(crate) seed: u64,
     /// Write the updated weights to this safetensors file
     #[arg(long, value_name = "FILE", help_heading = MODEL)]
@@ -65,10 +65,10 @@ pub(crate) struct AdamArgs {
     #[arg(long = "path", value_name = "DIR[,OPTION=VALUE...]", help_heading = PLACES)]
     pub(crate) paths: Vec<PathArg>,
     /// Memory for optimizer state, kept strictly
-    #[arg(long, value_name = "SIZE", default_value = "1GiB", help_heading = PLACES)]
+    #[arg(long, value_name = "SIZE", default_value = "1GiB", allow_negative_numbers = true, help_heading = PLACES)]
     pub(crate) host_memory: Bytes,
     /// Parameters per subgroup, the unit that moves between memory and paths: auto or a count (8Mi)
-    #[arg(long, value_name = "COUNT", default_value = "auto", help_heading = PLACES)]
+    #[arg(long, value_name = "COUNT", default_value = "auto", allow_negative_numbers = true, help_heading = PLACES)]
     pub(crate) subgroup: Subgroup,
     /// Which state is kept: weights (8 B per parameter, fp32 weights are the master), fp32 (12 B)
     #[arg(long, value_name = "STATE", default_value = "auto", help_heading = PLACES)]
@@ -83,26 +83,26 @@ pub(crate) struct AdamArgs {
     #[arg(long, value_name = "ENGINE", default_value = "auto", help_heading = PLACES)]
     pub(crate) engine: EngineArg,
     /// Threads that compute [default: one per core]
-    #[arg(long, value_name = "NUMBER", value_parser = at_least_one, help_heading = PLACES)]
+    #[arg(long, value_name = "NUMBER", value_parser = at_least_one, allow_negative_numbers = true, help_heading = PLACES)]
     pub(crate) threads: Option<u64>,
 
     /// Steps to run
-    #[arg(long, value_name = "NUMBER", default_value = "5", value_parser = at_least_one, help_heading = ADAMW)]
+    #[arg(long, value_name = "NUMBER", default_value = "5", value_parser = at_least_one, allow_negative_numbers = true, help_heading = ADAMW)]
     pub(crate) steps: u64,
     /// Learning rate
-    #[arg(long, value_name = "X", default_value = "1e-3", value_parser = not_negative, help_heading = ADAMW)]
+    #[arg(long, value_name = "X", default_value = "1e-3", value_parser = not_negative, allow_negative_numbers = true, help_heading = ADAMW)]
     pub(crate) lr: f64,
     /// Decay of the first moment
-    #[arg(long, value_name = "X", default_value = "0.9", value_parser = below_one, help_heading = ADAMW)]
+    #[arg(long, value_name = "X", default_value = "0.9", value_parser = below_one, allow_negative_numbers = true, help_heading = ADAMW)]
     pub(crate) beta1: f64,
     /// Decay of the second moment
-    #[arg(long, value_name = "X", default_value = "0.999", value_parser = below_one, help_heading = ADAMW)]
+    #[arg(long, value_name = "X", default_value = "0.999", value_parser = below_one, allow_negative_numbers = true, help_heading = ADAMW)]
     pub(crate) beta2: f64,
     /// Term that keeps the denominator from zero
-    #[arg(long, value_name = "X", default_value = "1e-8", value_parser = not_negative, help_heading = ADAMW)]
+    #[arg(long, value_name = "X", default_value = "1e-8", value_parser = not_negative, allow_negative_numbers = true, help_heading = ADAMW)]
     pub(crate) eps: f64,
     /// Decoupled weight decay
-    #[arg(long, value_name = "X", default_value = "1e-2", value_parser = not_negative, help_heading = ADAMW)]
+    #[arg(long, value_name = "X", default_value = "1e-2", value_parser = not_negative, allow_negative_numbers = true, help_heading = ADAMW)]
     pub(crate) weight_decay: f64,
 
     /// Run the same steps wholly in memory as well and compare every bit
@@ -213,6 +213,10 @@ impl FromStr for Subgroup {
     }
 }
 
+fn whole(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| "not a whole number from 0 to 2^64 - 1; write for example 42".into())
+}
+
 fn at_least_one(text: &str) -> Result<u64, String> {
     match text.parse() {
         Ok(0) | Err(_) => Err("not a whole number of at least 1; write for example 5".into()),
@@ -299,6 +303,8 @@ impl Refusal {
             let joint = match one.chars().last() {
                 None => "",
                 Some(':') => " ",
+                // clap puts what may be written into brackets on a line of its own.
+                Some(_) if line.starts_with('[') => " ",
                 Some(_) => "; ",
             };
             one.push_str(joint);

@@ -54,6 +54,13 @@ fn main() -> ExitCode {
 
 fn fail(line: &str) -> ExitCode {
     // With standard error gone there is nobody to tell; the exit code still says it.
-    let _ = writeln!(std::io::stderr(), "tensortier: {line}");
+    let _ = writeln!(std::io::stderr(), "tensortier: {}", one_line(line));
     ExitCode::from(2)
+}
+
+/// Returns `text` with what would break the line or drive the terminal written out: names of files
+/// and tensors may hold anything.
+pub(crate) fn one_line(text: &str) -> String {
+    let escape = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.into() };
+    text.chars().map(escape).collect()
 }

@@ -82,6 +82,13 @@ impl PeakTracker {
     }
 }
 
+/// Returns how much memory new work can take without swapping, if the system says so.
+pub(crate) fn available_bytes() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.checked_mul(1024)
+}
+
 /// A look that fails once is made up for by the next one.
 fn look(peak: &AtomicU64) {
     if let Ok(memory) = Memory::now() {

@@ -41,8 +41,17 @@ pub struct Optimizer {
     pub(crate) stamps: Vec<u64>,
     /// For each parameter, how often it was updated: torch's `step`.
     pub(crate) counts: Vec<u64>,
-    /// Whether a step is unfinished.
-    pub(crate) interrupted: bool,
+    /// A step that stopped on its way.
+    pub(crate) unfinished: Option<Unfinished>,
+}
+
+/// How far a step came that stopped.
+#[derive(Debug)]
+pub(crate) struct Unfinished {
+    /// Which parameters had a gradient when it began.
+    pub(crate) active: Vec<bool>,
+    /// A subgroup of which only some runs were updated, and how many.
+    pub(crate) partial: Option<(usize, usize)>,
 }
 
 impl Optimizer {
@@ -75,7 +84,7 @@ impl Optimizer {
             objects,
             team,
             steps: 0,
-            interrupted: false,
+            unfinished: None,
         })
     }
 
@@ -111,7 +120,7 @@ impl Optimizer {
     /// while a step is unfinished, whose rest must be done as its beginning was.
     pub fn set_hyper(&mut self, hyper: Hyper) -> Result<()> {
         hyper.validate()?;
-        if hyper.amsgrad != self.plan.options.hyper.amsgrad || self.interrupted {
+        if hyper.amsgrad != self.plan.options.hyper.amsgrad || self.unfinished.is_some() {
             return Err(Error::Config {
                 what: String::from("changing hyper-parameters"),
                 why: String::from(

@@ -67,6 +67,7 @@ impl Plan {
     /// which says the smallest host memory that works.
     pub fn new(params: Vec<Param>, options: Options, host_bytes: u64) -> Result<Self> {
         options.hyper.validate()?;
+        crate::team::check_threads(options.threads)?;
         let precision = precision(&params, &options)?;
         let planes = precision.planes(options.hyper.amsgrad).len();
         let subgroup_elems =

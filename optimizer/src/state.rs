@@ -23,7 +23,7 @@ impl Optimizer {
         range: Range<u64>,
         out: &mut [f32],
     ) -> Result<()> {
-        if self.interrupted {
+        if self.unfinished.is_some() {
             return Err(Error::Unfinished { step: self.steps + 1 });
         }
         let number = self.check_range(param, plane, &range, out.len())?;

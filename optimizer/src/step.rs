@@ -1,73 +1,24 @@
 //! One step: subgroups in their order, each leased, updated, and let go. The store reads ahead and
 //! writes back behind.
 
-use std::time::{Duration, Instant};
-
-use bytemuck::cast_slice_mut;
-use tensortier_storage::store::{Stats, WriteLease};
+use std::time::Instant;
 
 use crate::error::{Error, Result};
-use crate::kernel::{self, Input, Output, Planes, Scalars};
-use crate::optimizer::Optimizer;
+use crate::kernel::Scalars;
+use crate::optimizer::{Optimizer, Unfinished};
 use crate::order::Eviction;
-use crate::precision::{Plane, plane_range};
-use crate::step_io::{Segment, StepIo, WeightMut};
-use crate::subgroup::Run;
+use crate::report::{StepReport, Times};
+use crate::step_io::StepIo;
 
 /// How many subgroups are asked for ahead when nothing is declared.
 const READ_AHEAD: usize = 4;
-
-/// What a step did. Its counts are of the store, so they are what really moved.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct StepReport {
-    /// The step, counted from 1.
-    pub step: u64,
-    /// How long it took.
-    pub elapsed: Duration,
-    /// Elements that were updated.
-    pub elements: u64,
-    /// Subgroups that were updated and their stored bytes.
-    pub updated: Moved,
-    /// Read from paths.
-    pub reads: Moved,
-    /// Given to write-back.
-    pub writes: Moved,
-    /// In memory when their turn came.
-    pub hits: Moved,
-    /// Bytes read from and written to each path meanwhile, padding included.
-    pub paths: Vec<(u64, u64)>,
-    /// Waiting for subgroups to arrive.
-    pub waiting_on_reads: Duration,
-    /// Updating.
-    pub computing: Duration,
-    /// Waiting for memory that write-backs free.
-    pub waiting_on_writes: Duration,
-}
-
-/// A number of subgroups and their stored bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub struct Moved {
-    /// Subgroups.
-    pub subgroups: u64,
-    /// Bytes.
-    pub bytes: u64,
-}
-
-/// Times that are added up over a step.
-#[derive(Debug, Default)]
-struct Times {
-    reads: Duration,
-    computing: Duration,
-    writes: Duration,
-}
 
 impl Optimizer {
     /// Applies one step, or the rest of one that stopped.
     ///
     /// # Errors
-    /// Before any change: none of the gradients' shapes are looked at until their turn.
+    /// Before any change: [`Error::Parameter`] when something that `io` hands over does not fit its
+    /// parameter, or when an unfinished step is taken up with gradients of other parameters.
     /// [`Error::Interrupted`] when something failed or `io` asked to stop in between: no update is
     /// lost, and the next call with the same gradients does the rest with the same bits.
     pub fn step(&mut self, io: &mut dyn StepIo) -> Result<StepReport> {
@@ -75,35 +26,22 @@ impl Optimizer {
         let step = self.steps + 1;
         let active: Vec<bool> = (0..self.plan.params.len()).map(|p| io.has_gradient(p)).collect();
         let todo = self.todo(step, &active);
+        self.check_all(&todo, &active, io)?;
         let before = self.store.stats();
         self.announce(step, &todo, &active)?;
         let scalars = self.scalars(&active);
         let mut times = Times::default();
-        self.interrupted = true;
-        let (mut done, of) =
-            ((self.plan.subgroups.len() - todo.len()) as u64, self.plan.subgroups.len() as u64);
-        for (position, index) in todo.iter().enumerate() {
-            self.read_ahead(&todo, position);
-            let outcome = self.update_subgroup(*index, &scalars, io, &mut times);
-            if outcome.is_ok() {
-                self.stamps[*index] = step;
-                done += 1;
-            }
-            let stopped = match outcome {
-                Ok(()) if io.subgroup_done(done, of).is_continue() || done == of => continue,
-                Ok(()) => None,
-                Err(cause) => Some(Box::new(cause)),
-            };
-            return Err(Error::Interrupted { step, done, subgroups: of, cause: stopped });
-        }
+        self.unfinished.get_or_insert(Unfinished { active, partial: None });
+        self.update_all(step, &todo, &scalars, io, &mut times)?;
         self.store.barrier()?;
-        self.interrupted = false;
         self.steps = step;
-        for (count, active) in self.counts.iter_mut().zip(&active) {
-            *count += u64::from(*active);
+        if let Some(Unfinished { active, .. }) = self.unfinished.take() {
+            for (count, active) in self.counts.iter_mut().zip(active) {
+                *count += u64::from(active);
+            }
         }
-        let after = self.store.stats();
-        Ok(self.report(step, begin.elapsed(), &todo, (&before, &after), &times))
+        let (plan, after) = (&self.plan, self.store.stats());
+        Ok(StepReport::new(step, begin.elapsed(), (plan, &todo), (&before, &after), &times))
     }
 
     /// Returns the subgroups that this step has yet to update, in its order.
@@ -114,6 +52,27 @@ impl Optimizer {
             self.stamps[*index] != step && group.runs.iter().any(|run| active[run.param])
         };
         order.into_iter().filter(wanted).collect()
+    }
+
+    /// Looks at everything that will be handed over, before anything is changed.
+    fn check_all(&self, todo: &[usize], active: &[bool], io: &mut dyn StepIo) -> Result<()> {
+        if let Some(unfinished) = &self.unfinished
+            && let Some(param) = unfinished.active.iter().zip(active).position(|(a, b)| a != b)
+        {
+            let (had, has) = if active[param] { ("no", "one") } else { ("a", "none") };
+            return Err(Error::Parameter {
+                param: self.plan.params[param].name.clone(),
+                why: format!(
+                    "the unfinished step began with {had} gradient and now there is {has}"
+                ),
+            });
+        }
+        for index in todo {
+            for run in self.plan.subgroups[*index].runs.iter().filter(|run| active[run.param]) {
+                self.check(run, &io.segment(run.param, run.range.clone()))?;
+            }
+        }
+        Ok(())
     }
 
     /// Declares this step's order and the next one's to the store, which then reads ahead.
@@ -141,7 +100,7 @@ impl Optimizer {
         }
     }
 
-    /// Returns each parameter's scalars for its own next step.
+    /// Returns each parameter's scalars for its own next step; neighbours mostly share them.
     fn scalars(&self, active: &[bool]) -> Vec<Option<Scalars>> {
         let hyper = &self.plan.options.hyper;
         let mut last: Option<(u64, Scalars)> = None;
@@ -158,151 +117,29 @@ impl Optimizer {
         each.collect()
     }
 
-    fn update_subgroup(
-        &self,
-        index: usize,
+    fn update_all(
+        &mut self,
+        step: u64,
+        todo: &[usize],
         scalars: &[Option<Scalars>],
         io: &mut dyn StepIo,
         times: &mut Times,
     ) -> Result<()> {
-        let mut lease = self.store.lease_write(&self.objects[index], 0).wait()?;
-        times.writes += lease.waits().memory;
-        times.reads += lease.waits().arrival;
-        let begin = Instant::now();
-        let group = &self.plan.subgroups[index];
-        // Everything is looked at before anything of the subgroup is changed.
-        for run in &group.runs {
-            if scalars[run.param].is_some() {
-                self.check(run, &io.segment(run.param, run.range.clone()))?;
+        let subgroups = self.plan.subgroups.len() as u64;
+        let mut done = subgroups - todo.len() as u64;
+        for (position, index) in todo.iter().enumerate() {
+            self.read_ahead(todo, position);
+            if let Err(cause) = self.update_subgroup(*index, scalars, io, times) {
+                let cause = Some(Box::new(cause));
+                return Err(Error::Interrupted { step, done, subgroups, cause });
             }
-        }
-        for run in &group.runs {
-            if let Some(scalars) = &scalars[run.param] {
-                let segment = io.segment(run.param, run.range.clone());
-                self.update_run(&mut lease, group.elems, run, scalars, segment)?;
+            self.stamps[*index] = step;
+            done += 1;
+            // A wish to stop after the last one comes too late to leave anything undone.
+            if io.subgroup_done(done, subgroups).is_break() && position + 1 < todo.len() {
+                return Err(Error::Interrupted { step, done, subgroups, cause: None });
             }
-        }
-        times.computing += begin.elapsed();
-        Ok(())
-    }
-
-    fn check(&self, run: &Run, segment: &Segment<'_>) -> Result<()> {
-        let param = &self.plan.params[run.param];
-        let elems = (run.range.end - run.range.start) as usize;
-        let refuse = |why: String| Err(Error::Parameter { param: param.name.clone(), why });
-        if segment.gradient.len() != elems {
-            return refuse(format!(
-                "elements {:?} got a gradient of {}",
-                run.range,
-                segment.gradient.len()
-            ));
-        }
-        if segment.weight.len() != elems {
-            return refuse(format!(
-                "elements {:?} got weights of {}",
-                run.range,
-                segment.weight.len()
-            ));
-        }
-        if segment.weight.dtype() != param.weight_dtype {
-            let (given, declared) = (segment.weight.dtype(), param.weight_dtype);
-            return refuse(format!("got {given} weights, declared as {declared}"));
         }
         Ok(())
-    }
-
-    /// Updates one run of a leased subgroup. A master plane starts from the caller's weights when
-    /// its parameter is updated for the first time.
-    fn update_run(
-        &self,
-        lease: &mut WriteLease,
-        group_elems: u64,
-        run: &Run,
-        scalars: &Scalars,
-        segment: Segment<'_>,
-    ) -> Result<()> {
-        let range = run.start as usize..(run.start + run.range.end - run.range.start) as usize;
-        let planes = self.plan.precision.planes(self.plan.options.hyper.amsgrad);
-        let (mut p, mut m, mut v, mut vmax) = (None, None, None, None);
-        let mut rest: &mut [u8] = lease;
-        let mut at = 0;
-        for (index, plane) in planes.iter().enumerate() {
-            let bytes = plane_range(index, group_elems);
-            let (head, tail) = rest.split_at_mut(bytes.end - at);
-            let values: &mut [f32] = cast_slice_mut(&mut head[bytes.start - at..]);
-            let slot = match plane {
-                Plane::P => &mut p,
-                Plane::M => &mut m,
-                Plane::V => &mut v,
-                Plane::VMax => &mut vmax,
-            };
-            *slot = Some(&mut values[range.clone()]);
-            (rest, at) = (tail, bytes.end);
-        }
-        let Segment { gradient, weight } = segment;
-        if let (0, Some(p)) = (self.counts[run.param], &mut p) {
-            kernel::widen(weight.as_input(), p)?;
-        }
-        let (Some(m), Some(v)) = (m, v) else { return Ok(()) };
-        self.run_kernel(scalars, p, weight, gradient, |p| Planes { p, m, v, vmax })
-    }
-
-    fn run_kernel<'a>(
-        &self,
-        scalars: &Scalars,
-        p: Option<&'a mut [f32]>,
-        weight: WeightMut<'a>,
-        gradient: Input<'a>,
-        planes: impl FnOnce(&'a mut [f32]) -> Planes<'a>,
-    ) -> Result<()> {
-        match (p, weight) {
-            (Some(p), weight) => {
-                self.team.update(scalars, planes(p), gradient, weight.into_output())?;
-            }
-            (None, WeightMut::F32(weight)) => {
-                self.team.update(scalars, planes(weight), gradient, Output::None)?;
-            }
-            // `check` has refused this already: the plan takes weights as the master in fp32 only.
-            (None, WeightMut::Bf16(_) | WeightMut::F16(_)) => {}
-        }
-        Ok(())
-    }
-
-    fn report(
-        &self,
-        step: u64,
-        elapsed: Duration,
-        todo: &[usize],
-        (before, after): (&Stats, &Stats),
-        times: &Times,
-    ) -> StepReport {
-        let counted = after.counters.since(&before.counters);
-        let updated = Moved {
-            subgroups: todo.len() as u64,
-            bytes: todo.iter().map(|index| self.plan.subgroup_bytes[*index]).sum(),
-        };
-        let reads = Moved { subgroups: counted.loads, bytes: counted.load_bytes };
-        let writes = Moved { subgroups: counted.write_backs, bytes: counted.write_back_bytes };
-        let fresh = Moved { subgroups: counted.zero_fills, bytes: counted.zero_fill_bytes };
-        let hits = Moved {
-            subgroups: updated.subgroups.saturating_sub(reads.subgroups + fresh.subgroups),
-            bytes: updated.bytes.saturating_sub(reads.bytes + fresh.bytes),
-        };
-        let paths = before.paths.iter().zip(&after.paths);
-        StepReport {
-            step,
-            elapsed,
-            elements: todo.iter().map(|index| self.plan.subgroups[*index].elems).sum(),
-            updated,
-            reads,
-            writes,
-            hits,
-            paths: paths
-                .map(|(b, a)| (a.read_bytes - b.read_bytes, a.written_bytes - b.written_bytes))
-                .collect(),
-            waiting_on_reads: times.reads,
-            computing: times.computing,
-            waiting_on_writes: times.writes,
-        }
     }
 }

@@ -12,6 +12,9 @@ const LEAST_PART_ELEMS: usize = 32 << 10;
 /// Parts are cut here, so that no cache line is written by two threads.
 const PART_ALIGN_ELEMS: usize = 64;
 
+/// More threads than any machine has cores for.
+const MOST_THREADS: usize = 1024;
+
 /// Kernel threads and the instruction set they use.
 #[derive(Debug)]
 pub(crate) struct Team {
@@ -26,6 +29,21 @@ struct Part<'a> {
     out: Output<'a>,
 }
 
+/// Refuses a number of threads that no machine has use for, before any is started: starting tens of
+/// thousands takes minutes, in which the process cannot even be ended.
+///
+/// # Errors
+/// [`Error::Config`].
+pub(crate) fn check_threads(threads: Option<usize>) -> Result<()> {
+    match threads {
+        Some(threads) if threads > MOST_THREADS => Err(Error::Config {
+            what: format!("{threads} kernel threads"),
+            why: format!("at most {MOST_THREADS} work; leave it out for one per core"),
+        }),
+        _ => Ok(()),
+    }
+}
+
 impl Team {
     /// Starts `threads` threads (what the machine has if `None`).
     ///
@@ -33,6 +51,7 @@ impl Team {
     /// [`Error::Config`] when the system refuses threads, [`Error::Kernel`] when an instruction set
     /// is asked for by name that is not there.
     pub(crate) fn new(threads: Option<usize>) -> Result<Self> {
+        check_threads(threads)?;
         let pool = ThreadPoolBuilder::new()
             .num_threads(threads.unwrap_or(0))
             .thread_name(|index| format!("tensortier-kernel-{index}"))

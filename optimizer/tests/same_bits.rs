@@ -282,3 +282,59 @@ fn a_wrong_hand_over_is_refused_and_can_be_mended() {
     optimizer.step(&mut model).unwrap();
     assert_eq!(optimizer.steps(), 1);
 }
+
+/// Hands over good segments but for one call, which gets an empty gradient.
+struct Liar {
+    model: Model,
+    calls: usize,
+    bad_call: usize,
+}
+
+impl StepIo for Liar {
+    fn segment(&mut self, param: usize, range: Range<u64>) -> Segment<'_> {
+        self.calls += 1;
+        let mut segment = self.model.segment(param, range);
+        if self.calls == self.bad_call {
+            segment.gradient = Input::F32(&[]);
+        }
+        segment
+    }
+}
+
+#[test]
+fn a_failure_inside_a_subgroup_updates_nothing_twice() {
+    let sizes = [100usize, 2000, 70_000, 5];
+    // Looked at once before the step, then handed over one by one: the bad call is run 2 of those.
+    for bad_call in [1, 7, 8] {
+        let params: Vec<_> =
+            sizes.iter().map(|n| Param::new(format!("p{n}"), [*n as u64], DType::F32)).collect();
+        let plan = Plan::new(params, Options::default(), 16 << 20).unwrap();
+        let hyper = plan.options.hyper;
+        let path: Arc<dyn PathStore> = Arc::new(MemoryPath::new("memory", 1e9));
+        let store = Store::builder().host_budget(16 << 20).path_store(path).open().unwrap();
+        let mut optimizer = Optimizer::open(store, plan).unwrap();
+        let tensors = |seed: u64| -> Vec<Tensor> {
+            sizes.iter().map(|n| Tensor::new(DType::F32, &values(seed, *n, 0.1))).collect()
+        };
+        let model = Model {
+            weights: tensors(1),
+            gradients: tensors(2).into_iter().map(Some).collect(),
+            stop_after: None,
+        };
+        let mut reference = Reference::new(&model.weights);
+        reference.step(&hyper, &model.gradients);
+        let mut liar = Liar { model, calls: 0, bad_call };
+        match optimizer.step(&mut liar).unwrap_err() {
+            Error::Parameter { .. } if bad_call == 1 => {}
+            Error::Interrupted { cause: Some(_), .. } if bad_call > 1 => {
+                let missing = liar.model.gradients[0].take();
+                let text = optimizer.step(&mut liar.model).unwrap_err().to_string();
+                assert!(text.contains("began with a gradient"), "{text}");
+                liar.model.gradients[0] = missing;
+            }
+            error => panic!("{error}"),
+        }
+        optimizer.step(&mut liar).unwrap();
+        compare(&optimizer, &liar.model, &reference);
+    }
+}

@@ -150,6 +150,20 @@ impl Residency {
         self.deleted && !matches!(self.drain, Drain::Active(_))
     }
 
+    /// The chunk's contents are on a path as this version, before anything of it was in memory.
+    pub(crate) fn stored_already(&mut self, version: Version) {
+        self.newest = version;
+        self.stored = Some(version);
+    }
+
+    /// The copy on a path shall be made anew: from now on memory alone has the contents, which must
+    /// be valid and held by a lease. A write-back under way makes one already.
+    pub(crate) fn rewrite(&mut self) {
+        if self.host == Host::Valid && self.drain == Drain::None && self.newest != Version(0) {
+            self.stored = None;
+        }
+    }
+
     /// A lease is wanted; `queued` says that others wait already (they go first).
     pub(crate) fn lease(&mut self, mode: Mode, queued: bool) -> Lease {
         if self.deleted {

@@ -49,6 +49,22 @@ fn exhaustion_is_immediate_and_names_the_holders() {
 }
 
 #[test]
+fn a_patient_store_waits_for_other_threads_leases_and_not_for_ever() {
+    let patience = Duration::from_millis(300);
+    let paths = [memory("path", Mischief::default())];
+    let store = builder(2, &paths).wait_for_leases(patience).open().unwrap();
+    let (object, other) = (one_chunk(&store, "held", 2), one_chunk(&store, "other", 1));
+    let held = soon(store.lease_write(&object, 0)).unwrap();
+    let error = soon(store.lease_read(&other, 0)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Budget, "{error}");
+    let waiting = store.lease_read(&other, 0);
+    std::thread::sleep(Duration::from_millis(20));
+    assert!(!waiting.is_ready());
+    drop(held);
+    assert_eq!(waiting.wait().unwrap().len(), 4096);
+}
+
+#[test]
 fn what_can_never_fit_is_told_at_once() {
     let store = builder(4, &[memory("path", Mischief::default())]).open().unwrap();
     let error = soon(store.lease_read(&one_chunk(&store, "large", 5), 0)).unwrap_err();

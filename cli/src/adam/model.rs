@@ -7,11 +7,12 @@ use tensortier::optimizer::kernel::Input;
 use tensortier::optimizer::{Param, Segment, StepIo, WeightMut};
 use tensortier::storage::dtype::DType;
 use tensortier::storage::source::{Access, TensorEntry, TensorFile};
+use tensortier::storage::units::{Bytes, Count};
 
 use crate::args::{AdamArgs, FloatType};
 use crate::buffer::Buffer;
 use crate::elements::ElementsMut;
-use crate::{Failure, gradient, model};
+use crate::{Failure, gradient, memory, model};
 
 /// Elements that are made or compared at a time: few enough to stay in a cache.
 pub(super) const PIECE_ELEMS: u64 = 256 << 10;
@@ -86,9 +87,14 @@ impl Description {
     pub(super) fn new(args: &AdamArgs) -> Result<Self, Failure> {
         if let Some(weights) = &args.weights {
             let access = if args.map { Access::Map } else { Access::Direct };
-            return Description::of_file(TensorFile::open(weights, access)?);
+            let description = Description::of_file(TensorFile::open(weights, access)?)?;
+            let held = description.weight_bytes() + description.gradient_bytes(dtype(args.grads));
+            fits_memory(&weights.display().to_string(), held)?;
+            return Ok(description);
         }
         let parameters = args.params.map_or(0, |count| count.0);
+        let width = dtype(args.weights_dtype).bytes() + dtype(args.grads).bytes();
+        fits_memory(&format!("--params {}", Count(parameters)), parameters.saturating_mul(width))?;
         let tensors = model::tensors(parameters)?;
         let weight_dtype = dtype(args.weights_dtype);
         let params =
@@ -151,6 +157,20 @@ impl Description {
             grad_dtype,
             after_subgroup: Box::new(|_, _| true),
         })
+    }
+}
+
+/// Refuses a model whose weights and gradients would end the process for want of memory.
+fn fits_memory(model: &str, held_bytes: u64) -> Result<(), Failure> {
+    match memory::available_bytes() {
+        Some(available) if held_bytes > available => Err(format!(
+            "{model}: weights and gradients take {} of memory and {} are available; use a smaller \
+             model or a machine with more memory",
+            Bytes(held_bytes),
+            Bytes(available)
+        )
+        .into()),
+        _ => Ok(()),
     }
 }
 

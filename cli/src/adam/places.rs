@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use tensortier::optimizer::Plan;
 use tensortier::storage::io::EngineChoice;
 use tensortier::storage::path::{Kind, Path, leftovers};
 use tensortier::storage::store::Store;
@@ -26,6 +27,28 @@ pub(super) fn paths(args: &AdamArgs) -> Vec<Path> {
         ..Path::new(&arg.dir)
     };
     args.paths.iter().map(one).collect()
+}
+
+/// Refuses quotas that cannot hold what memory does not, before the run rather than in its middle.
+pub(super) fn check_quotas(paths: &[Path], plan: &Plan) -> Result<(), Failure> {
+    let Some(quota) = paths.iter().map(|path| path.quota.map(|q| q.0)).sum::<Option<u64>>() else {
+        return Ok(());
+    };
+    let outside = plan.state_bytes().saturating_sub(plan.host_bytes);
+    if quota >= outside {
+        return Ok(());
+    }
+    let all = if paths.len() == 1 { "quota of the path is" } else { "quotas of all paths are" };
+    // What memory holds is written to new places before its old ones are free.
+    let moving = plan.host_bytes.min(plan.state_bytes()) + plan.reserve_bytes;
+    let enough_mib = (plan.state_bytes() + moving).div_ceil(1 << 20);
+    Err(format!(
+        "--path: the {all} {}, but at least {} of state do not fit into the host memory; {enough_mib} MiB \
+         in all are enough (quota=), or add a path, or raise --host-memory",
+        Bytes(quota),
+        Bytes(outside)
+    )
+    .into())
 }
 
 /// Opens the store.

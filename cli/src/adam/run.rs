@@ -9,6 +9,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use tensortier::optimizer::{
     Error, Eviction, Hyper, Optimizer, Options, Order, Plan, StatePrecision, StepReport,
 };
+use tensortier::storage::error::Error as StorageError;
 use tensortier::storage::source::TensorFileWriter;
 
 use super::model::{Description, Model, dtype};
@@ -35,13 +36,15 @@ pub(crate) fn run(args: &AdamArgs) -> Result<Outcome, Failure> {
     let description = Description::new(args)?;
     let plan = Plan::new(description.params.clone(), options(args), args.host_memory.0)?;
     let paths = places::paths(args);
+    places::check_quotas(&paths, &plan)?;
+    // Before anything is probed: a name that cannot be written is known at once.
+    let writer = args.save.as_ref().map(|path| save::create(path, &description)).transpose()?;
     let warnings = places::left_behind(&paths);
     let store = places::open(args, &paths)?;
     let optimizer = Optimizer::open(store.clone(), plan)?;
     let explanation = store.explain();
     let plan = figures::plan(args, &description, &optimizer, (&paths, &explanation), warnings);
     say(args, &plan_text(&plan));
-    let writer = args.save.as_ref().map(|path| save::create(path, &description)).transpose()?;
 
     let mut job = Job { args, description, optimizer, stop, writer, steps: Vec::new() };
     let mut model = job.description.load(dtype(args.grads))?;
@@ -161,6 +164,25 @@ fn memory(args: &AdamArgs, tracker: &PeakTracker, description: &Description) -> 
     }
 }
 
+/// Words a failed step for somebody who runs the program: the library's advice to call it again is
+/// of no use to him.
+fn failed_step(error: Error) -> Failure {
+    match error {
+        Error::Interrupted { step, done, subgroups, cause: Some(cause) } => {
+            let why = match *cause {
+                Error::Storage(StorageError::NoSpace { tried, .. }) => format!(
+                    "no path has room ({}); free space, raise a quota or --host-memory, or add a \
+                     path",
+                    tried.join("; ")
+                ),
+                cause => cause.to_string(),
+            };
+            format!("step {step} failed after {done} of {subgroups} subgroups: {why}").into()
+        }
+        other => other.into(),
+    }
+}
+
 /// A run under way.
 struct Job<'a> {
     args: &'a AdamArgs,
@@ -195,7 +217,10 @@ impl Job<'_> {
                     note(&format!("stopped in step {step} after {done} of {subgroups} subgroups"));
                     return Ok(true);
                 }
-                Err(error) => return Err(error.into()),
+                Err(error) => {
+                    bar.finish_and_clear();
+                    return Err(failed_step(error));
+                }
             }
         }
         bar.finish_and_clear();

@@ -2,6 +2,7 @@
 //! else as it was.
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use tensortier::storage::source::{TensorFileWriter, TensorSpec};
@@ -15,6 +16,12 @@ const COPY_BYTES: usize = 4 << 20;
 /// Creates the file under a temporary name, so that one that cannot be written is known before the
 /// run. Dropped unfinished, it is removed.
 pub(super) fn create(path: &Path, description: &Description) -> Result<TensorFileWriter, Failure> {
+    if let Source::File { file, .. } = &description.source
+        && same_file(path, file.path())
+    {
+        let why = "is the file the weights come from; name another file";
+        return Err(format!("--save {}: {why}", path.display()).into());
+    }
     let (specs, metadata) = match &description.source {
         Source::File { file, .. } => {
             let spec = |e: &tensortier::storage::source::TensorEntry| TensorSpec {
@@ -35,6 +42,11 @@ pub(super) fn create(path: &Path, description: &Description) -> Result<TensorFil
         }
     };
     Ok(TensorFileWriter::create(path, &specs, &metadata)?)
+}
+
+fn same_file(one: &Path, other: &Path) -> bool {
+    let id = |path: &Path| path.metadata().map(|found| (found.dev(), found.ino())).ok();
+    id(one).is_some_and(|found| id(other) == Some(found))
 }
 
 /// Writes all tensors and gives the file its name.

@@ -99,9 +99,28 @@ impl Verification<'_> {
         range: &Range<u64>,
         scratch: &mut Scratch,
     ) -> Result<Option<String>, Failure> {
+        self.replay(index, range, scratch)?;
+        if let Some(difference) = self.compare_weights(index, range, scratch) {
+            return Ok(Some(difference));
+        }
+        for (which, plane) in [Plane::P, Plane::M, Plane::V].into_iter().enumerate() {
+            if let Some(difference) = self.compare_plane(index, range, (which, plane), scratch)? {
+                return Ok(Some(difference));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Runs all steps over a piece, from its initial weights, leaving the result in the scratch.
+    fn replay(
+        &self,
+        index: usize,
+        range: &Range<u64>,
+        scratch: &mut Scratch,
+    ) -> Result<(), Failure> {
         let param = &self.description.params[index];
         let n = (range.end - range.start) as usize;
-        let Scratch { weights, gradients, planes: [p, m, v], stored } = scratch;
+        let Scratch { weights, gradients, planes: [p, m, v], .. } = scratch;
         self.description.source.read(index, param, range.clone(), weights, 0..n)?;
         let (p, m, v) = (&mut p[..n], &mut m[..n], &mut v[..n]);
         kernel::widen(input(param.weight_dtype, weights, 0..n), p)?;
@@ -119,50 +138,69 @@ impl Verification<'_> {
             let planes = Planes { p, m, v, vmax: None };
             kernel::update(Isa::Scalar, &k, planes, input(self.grad_dtype, gradients, 0..n), out)?;
         }
-        let at = |plane: &str, element: usize, ours: String, theirs: String| {
-            let element = range.start + element as u64;
-            Some(format!(
-                "{} of {}, element {element}: {ours} on the paths, {theirs} in memory",
-                plane, param.name
-            ))
-        };
+        Ok(())
+    }
+
+    /// Returns the first difference between the model's weights and the replayed ones.
+    fn compare_weights(
+        &self,
+        index: usize,
+        range: &Range<u64>,
+        scratch: &Scratch,
+    ) -> Option<String> {
+        let param = &self.description.params[index];
         let width = param.weight_dtype.bytes() as usize;
         let bytes = range.start as usize * width..range.end as usize * width;
-        let (ours, theirs) =
-            (&self.model.weight_bytes(index)[bytes], &weights.as_slice::<u8>()[..n * width]);
-        if let Some(byte) = (0..n * width).find(|i| ours[*i] != theirs[*i]) {
-            let element = byte / width;
-            let hex = |bytes: &[u8]| {
-                bytes[element * width..][..width]
-                    .iter()
-                    .rev()
-                    .map(|b| format!("{b:02x}"))
-                    .collect::<String>()
-            };
-            return Ok(at("weights", element, hex(ours), hex(theirs)));
+        let ours = &self.model.weight_bytes(index)[bytes];
+        let theirs = &scratch.weights.as_slice::<u8>()[..ours.len()];
+        let element = ours.iter().zip(theirs).position(|(a, b)| a != b)? / width;
+        let hex = |bytes: &[u8]| -> String {
+            let little_endian = bytes[element * width..][..width].iter().rev();
+            little_endian.map(|byte| format!("{byte:02x}")).collect()
+        };
+        Some(self.difference(
+            "weights",
+            index,
+            range.start + element as u64,
+            hex(ours),
+            hex(theirs),
+        ))
+    }
+
+    /// Returns the first difference between a stored plane and the replayed one.
+    fn compare_plane(
+        &self,
+        index: usize,
+        range: &Range<u64>,
+        (which, plane): (usize, Plane),
+        scratch: &mut Scratch,
+    ) -> Result<Option<String>, Failure> {
+        let n = (range.end - range.start) as usize;
+        let (theirs, ours) = (&scratch.planes[which][..n], &mut scratch.stored[..n]);
+        match self.optimizer.read_plane(index, plane, range.clone(), ours) {
+            Ok(()) => {}
+            // The weights are the master: they were compared before.
+            Err(Error::OutOfRange { .. }) if plane == Plane::P => return Ok(None),
+            Err(error) => return Err(error.into()),
         }
-        for (plane, theirs) in [(Plane::P, p), (Plane::M, m), (Plane::V, v)] {
-            match self.optimizer.read_plane(index, plane, range.clone(), &mut stored[..n]) {
-                Ok(()) => {}
-                // The weights are the master: they were compared above.
-                Err(Error::OutOfRange { .. }) if plane == Plane::P => continue,
-                Err(error) => return Err(error.into()),
-            }
-            let differs = |i: &usize| {
-                let (a, b) = (stored[*i], theirs[*i]);
-                a.to_bits() != b.to_bits() && !(a.is_nan() && b.is_nan())
-            };
-            if let Some(i) = (0..n).find(differs) {
-                let (a, b) = (stored[i].to_bits(), theirs[i].to_bits());
-                return Ok(at(
-                    &format!("plane {plane}"),
-                    i,
-                    format!("{a:08x}"),
-                    format!("{b:08x}"),
-                ));
-            }
-        }
-        Ok(None)
+        let differs =
+            |(a, b): (&f32, &f32)| a.to_bits() != b.to_bits() && !(a.is_nan() && b.is_nan());
+        let Some(i) = ours.iter().zip(theirs).position(differs) else { return Ok(None) };
+        let hex = |values: &[f32]| format!("{:08x}", values[i].to_bits());
+        let (what, element) = (format!("plane {plane}"), range.start + i as u64);
+        Ok(Some(self.difference(&what, index, element, hex(ours), hex(theirs))))
+    }
+
+    fn difference(
+        &self,
+        what: &str,
+        index: usize,
+        element: u64,
+        ours: String,
+        theirs: String,
+    ) -> String {
+        let name = &self.description.params[index].name;
+        format!("{what} of {name}, element {element}: {ours} on the paths, {theirs} in memory")
     }
 }
 

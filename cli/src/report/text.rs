@@ -58,10 +58,7 @@ pub(crate) fn plan_text(plan: &Plan) -> String {
     );
     block.line(
         "order",
-        format!(
-            "{}, evict by {}: {} reads and {} writes per step from the second on",
-            plan.order, plan.evict, plan.expected_reads, plan.expected_writes
-        ),
+        format!("{}, evict by {}: {}", plan.order, plan.evict, expected_moves(plan)),
     );
     block.line("kernel", format!("{}, {} threads", plan.kernel, plan.threads));
     for (index, path) in plan.paths.iter().enumerate() {
@@ -71,6 +68,15 @@ pub(crate) fn plan_text(plan: &Plan) -> String {
         block.line("warning", warning.clone());
     }
     block.text
+}
+
+/// Subgroups of unequal size leave other numbers of them in memory at the two ends.
+fn expected_moves(plan: &Plan) -> String {
+    let Plan { expected_reads: reads, expected_writes: writes, .. } = plan;
+    if reads == writes {
+        return format!("{reads} reads and {writes} writes per step from the second on");
+    }
+    format!("{reads} reads and {writes} writes in even steps, {writes} and {reads} in odd ones")
 }
 
 fn path_lines(block: &mut Block, index: usize, path: &PathPlan) {
@@ -174,7 +180,11 @@ pub(crate) fn summary_text(plan: &Plan, summary: &Summary) -> String {
     if let Some(expected) = summary.as_expected {
         let are = if expected { "equal" } else { "DIFFER from" };
         let (reads, writes) = (plan.expected_reads, plan.expected_writes);
-        let plan = format!("the plan's {reads} reads and {writes} writes");
+        let plan = if reads == writes {
+            format!("the plan's {reads} reads and {writes} writes")
+        } else {
+            format!("the plan's {reads} and {writes} in turn")
+        };
         block.line("moved", format!("reads and writes {are} {plan} from the second step on"));
     }
     for (index, (path, moved)) in plan.paths.iter().zip(&summary.paths).enumerate() {

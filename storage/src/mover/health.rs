@@ -13,16 +13,19 @@ const REST: Duration = Duration::from_secs(1);
 pub(super) struct Health {
     /// When it last refused one, and why.
     pub(super) refused: Option<(Instant, Errno)>,
+    /// Nothing new goes there: it is only read, or is being emptied.
+    pub(super) retired: bool,
 }
 
 impl Health {
     pub(super) fn resting(&self) -> bool {
-        self.refused.is_some_and(|(at, _)| at.elapsed() < REST)
+        self.retired || self.refused.is_some_and(|(at, _)| at.elapsed() < REST)
     }
 
     /// Returns whether a chunk may be offered to it.
     pub(super) fn usable(&self) -> bool {
-        !self.resting() || self.refused.is_none_or(|(_, errno)| !full(errno))
+        let refuses = self.resting() && self.refused.is_some_and(|(_, errno)| full(errno));
+        !self.retired && !refuses
     }
 }
 

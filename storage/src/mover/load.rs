@@ -15,7 +15,7 @@ use crate::units::Bytes;
 
 use super::room::Frame;
 use super::state::Mover;
-use super::want::{Hint, Want};
+use super::want::{Demand, Hint, Want};
 use super::worker::{Check, Job};
 use super::{Loading, Msg};
 
@@ -37,8 +37,14 @@ impl Mover {
         self.prefetch.extend(chunks.into_iter().map(|chunk| Hint { chunk, said }));
     }
 
+    /// Takes note of a demand.
+    pub(super) fn want(&mut self, want: Want) {
+        self.demand.push_back(Demand { want, since: Instant::now() });
+    }
+
     fn pump_demand(&mut self) -> bool {
-        while let Some(want) = self.demand.pop_front() {
+        self.look_again = None;
+        while let Some(Demand { want, since }) = self.demand.pop_front() {
             if want.is_abandoned() {
                 self.give_up_want(want);
                 continue;
@@ -46,7 +52,12 @@ impl Mover {
             match self.find_frame(want.bytes(), Class::Demand) {
                 Frame::Found(frame) => self.serve(want, frame),
                 Frame::Coming => {
-                    self.demand.push_front(want);
+                    self.demand.push_front(Demand { want, since });
+                    return false;
+                }
+                Frame::Never(Error::BudgetExhausted { .. }) if since.elapsed() < self.patience => {
+                    self.look_again = since.checked_add(self.patience);
+                    self.demand.push_front(Demand { want, since });
                     return false;
                 }
                 Frame::Never(error) => want.refuse(&error),
@@ -74,7 +85,7 @@ impl Mover {
         if let Want::Load(loading) = want
             && let Some(chunk) = loading.take()
         {
-            self.demand.push_back(Want::Load(Loading::of(&chunk)));
+            self.want(Want::Load(Loading::of(&chunk)));
         }
     }
 

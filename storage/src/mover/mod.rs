@@ -32,7 +32,7 @@ use crate::error::{Errno, Error, Result};
 use crate::evict::EvictionPolicy;
 use crate::id::PathId;
 use crate::metrics::Counters;
-use crate::path::{CloseError, Extent, PathStore, TransferError};
+use crate::path::{CloseError, Extent, PathSet, PathStore, TransferError};
 use crate::sync::{AtomicBool, AtomicU64, Ordering};
 use crate::ticket::Completer;
 
@@ -78,6 +78,10 @@ pub(crate) enum Msg {
     Sealed { sealed: Sealed },
     /// A path answered a write.
     Wrote { sealed: Sealed, path: PathId, extent: Arc<Extent>, result: Result<(), Errno> },
+    /// A path joins the store.
+    AddPath { store: Arc<dyn PathStore>, takes_writes: bool, reply: Completer<PathId> },
+    /// A path takes writes from now on, or no longer.
+    TakeWrites { path: PathId, takes_writes: bool, reply: Completer<()> },
     /// Answered when all messages before it have been acted on.
     Barrier { reply: Completer<()> },
     /// Finish what is under way within `grace` and end.
@@ -102,7 +106,7 @@ pub(crate) struct Sealed {
 pub(crate) struct Shared {
     pub(crate) arena: Arena,
     pub(crate) counters: Counters,
-    pub(crate) paths: Vec<Arc<dyn PathStore>>,
+    pub(crate) paths: PathSet,
     pub(crate) checksums: bool,
     pub(crate) compression: Compression,
     /// Memory set aside for the stored bytes of compressed chunks.
@@ -171,12 +175,13 @@ pub(crate) fn start(
     checksums: bool,
     (compression, packing): (Compression, Option<Arena>),
     policy: Box<dyn EvictionPolicy>,
+    patience: Duration,
 ) -> Result<(Handle, JoinHandle<()>)> {
     let (inbox, messages) = crossbeam_channel::unbounded();
     let shared = Arc::new(Shared {
         arena,
         counters: Counters::default(),
-        paths,
+        paths: PathSet::new(paths),
         checksums,
         compression,
         packing,
@@ -190,7 +195,7 @@ pub(crate) fn start(
     });
     let handle = Handle { inbox, shared };
     let workers = worker::start(&handle)?;
-    let mover = Mover::new(handle.clone(), messages, workers, policy);
+    let mover = Mover::new(handle.clone(), messages, workers, policy, patience);
     let thread = std::thread::Builder::new()
         .name(String::from("tensortier-mover"))
         .spawn(move || mover.run())

@@ -89,12 +89,14 @@ impl Mover {
 
     /// Returns why no path takes what could leave memory, if that is what keeps it there.
     fn stuck_for(&self) -> Option<Error> {
-        let error = self.no_space.as_ref().filter(|_| self.paths_refuse())?;
-        let stuck = self.resident.values().any(|chunk| {
+        if !self.paths_refuse() {
+            return None;
+        }
+        let stuck = self.resident.values().find(|chunk| {
             let residency = &chunk.cell.lock().residency;
             residency.may_leave() && residency.dirty()
         });
-        stuck.then(|| error.clone())
+        stuck.map(|chunk| self.no_space.clone().unwrap_or_else(|| self.no_space_for(chunk, &[])))
     }
 
     /// Makes the best victim leave, or begin to. Returns whether there was one.

@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use crossbeam_channel::RecvTimeoutError;
+
 use crate::catalog::FrameSlot;
 use crate::error::Error;
 use crate::id::PathId;
@@ -52,9 +54,14 @@ impl Mover {
     }
 
     fn next_message(&self) -> Option<Msg> {
-        match self.closing.as_ref().and_then(|closing| closing.deadline) {
-            None => self.messages.recv().ok(),
-            Some(deadline) => self.messages.recv_deadline(deadline).ok(),
+        let closing = self.closing.as_ref().and_then(|closing| closing.deadline);
+        match (closing, self.look_again) {
+            (Some(deadline), _) => self.messages.recv_deadline(deadline).ok(),
+            (None, Some(at)) => match self.messages.recv_deadline(at) {
+                Err(RecvTimeoutError::Timeout) => Some(Msg::Freed),
+                answer => answer.ok(),
+            },
+            (None, None) => self.messages.recv().ok(),
         }
     }
 
@@ -73,8 +80,8 @@ impl Mover {
             return;
         }
         match msg {
-            Msg::Load(loading) => self.demand.push_back(Want::Load(loading)),
-            Msg::Frame { bytes, reply } => self.demand.push_back(Want::Frame { bytes, reply }),
+            Msg::Load(loading) => self.want(Want::Load(loading)),
+            Msg::Frame { bytes, reply } => self.want(Want::Frame { bytes, reply }),
             Msg::Adopt(chunk) => self.adopt(chunk),
             Msg::Prefetch { chunks, said } => self.hint(chunks, said),
             Msg::Evict { chunks, reply } => self.evict_all(&chunks, reply),
@@ -96,6 +103,14 @@ impl Mover {
             Msg::Pays { sealed, frame, trial } => self.pack(sealed, frame, trial),
             Msg::Sealed { sealed } => self.sealed(sealed),
             Msg::Wrote { sealed, path, extent, result } => self.wrote(sealed, path, extent, result),
+            Msg::AddPath { store, takes_writes, reply } => {
+                let id = self.add_path(store, takes_writes);
+                reply.complete(Ok(id));
+            }
+            Msg::TakeWrites { path, takes_writes, reply } => {
+                self.let_path_take_writes(path, takes_writes);
+                reply.complete(Ok(()));
+            }
             Msg::Barrier { reply } => {
                 self.pump();
                 reply.complete(Ok(()));
@@ -150,10 +165,10 @@ impl Mover {
     fn end(self) {
         self.refuse_waiters();
         let mut failed = Vec::new();
-        for (index, path) in self.handle.shared.paths.iter().enumerate() {
+        for member in self.handle.shared.paths.all() {
             let left = self.closing.as_ref().map_or(Duration::ZERO, Closing::left);
-            if let Err(error) = path.close(left) {
-                failed.push((PathId(index as u16), error));
+            if let Err(error) = member.store.close(left) {
+                failed.push((member.id, error));
             }
         }
         self.let_go();

@@ -17,7 +17,7 @@ use crate::ticket::Completer;
 use super::declared::Declared;
 use super::health::Health;
 use super::settle::Settle;
-use super::want::{Hint, Want};
+use super::want::{Demand, Hint};
 use super::worker::Job;
 use super::{Handle, Msg, Sealed};
 
@@ -30,7 +30,11 @@ pub(super) struct Mover {
 
     /// Chunks whose frame is in the arena.
     pub(super) resident: HashMap<ChunkId, Arc<Chunk>>,
-    pub(super) demand: VecDeque<Want>,
+    pub(super) demand: VecDeque<Demand>,
+    /// How long a demand waits when only leases hold memory.
+    pub(super) patience: Duration,
+    /// When a demand that waits for leases is to be looked at again.
+    pub(super) look_again: Option<Instant>,
     pub(super) prefetch: VecDeque<Hint>,
     pub(super) declared: Option<Declared>,
     /// Frames that callers are filling to put them.
@@ -90,6 +94,7 @@ impl Mover {
         messages: Receiver<Msg>,
         workers: Sender<Job>,
         policy: Box<dyn EvictionPolicy>,
+        patience: Duration,
     ) -> Self {
         let paths = handle.shared.paths.len();
         Mover {
@@ -99,6 +104,8 @@ impl Mover {
             policy,
             resident: HashMap::new(),
             demand: VecDeque::new(),
+            patience,
+            look_again: None,
             prefetch: VecDeque::new(),
             declared: None,
             lent: 0,
@@ -120,7 +127,26 @@ impl Mover {
         }
     }
 
-    pub(super) fn path(&self, id: PathId) -> &Arc<dyn PathStore> {
-        &self.handle.shared.paths[id.index()]
+    pub(super) fn path(&self, id: PathId) -> Arc<dyn PathStore> {
+        self.handle.shared.paths.get(id)
+    }
+
+    /// A path joins.
+    pub(super) fn add_path(&mut self, store: Arc<dyn PathStore>, takes_writes: bool) -> PathId {
+        self.health.push(Health { retired: !takes_writes, ..Health::default() });
+        self.placement.add_path();
+        if takes_writes {
+            self.no_space = None;
+        }
+        self.handle.shared.paths.add(store, takes_writes)
+    }
+
+    /// A path gets new bytes from now on, or no longer.
+    pub(super) fn let_path_take_writes(&mut self, id: PathId, takes_writes: bool) {
+        self.health[id.index()].retired = !takes_writes;
+        self.handle.shared.paths.let_take_writes(id, takes_writes);
+        if takes_writes {
+            self.no_space = None;
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! What waits for memory: demands that must be answered, and hints that need not.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::arena::FrameMut;
 use crate::catalog::Chunk;
@@ -9,6 +10,12 @@ use crate::sync::Ordering;
 use crate::ticket::Completer;
 
 use super::Loading;
+
+/// A demand and since when it waits.
+pub(super) struct Demand {
+    pub(super) want: Want,
+    pub(super) since: Instant,
+}
 
 /// Somebody wants memory.
 pub(super) enum Want {

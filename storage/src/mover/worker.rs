@@ -128,8 +128,7 @@ impl Check {
 }
 
 fn corrupt(handle: &Handle, chunk: &Chunk, path: PathId, bad: &Bad) -> Error {
-    let store = handle.shared.paths.get(path.index());
-    let path = store.map_or_else(Default::default, |store| store.capabilities().dir.clone());
+    let path = handle.shared.paths.get(path).capabilities().dir.clone();
     let (key, chunk) = (chunk.key_text(), chunk.id.index);
     match bad {
         Bad::Sum(Mismatch { block, expected, actual }) => {

@@ -8,7 +8,7 @@ use crate::arena::granules_up;
 use crate::catalog::{Chunk, DiskCopy, FrameSlot};
 use crate::error::{Errno, Error};
 use crate::id::{Class, PathId};
-use crate::path::{Extent, PathStore};
+use crate::path::{Extent, Member};
 use crate::placement::{Candidate, Choice};
 use crate::residency::{After, Drain, Leaving};
 use crate::units::Bytes;
@@ -35,7 +35,9 @@ impl Mover {
 
     /// Has every path offered chunks again, whatever it refused before.
     pub(super) fn forgive_paths(&mut self) {
-        self.health.fill(Health::default());
+        for health in &mut self.health {
+            health.refused = None;
+        }
         self.no_space = None;
     }
 
@@ -136,18 +138,18 @@ impl Mover {
     }
 
     fn candidates(&self, sealed: &Sealed) -> Vec<Candidate> {
-        let one = |(index, path): (usize, &Arc<dyn PathStore>)| {
-            let id = PathId(index as u16);
+        let one = |member: Member| {
+            let Member { id, store, .. } = member;
             let tried = || sealed.tried.iter().filter(move |(path, _)| *path == id);
             let open = tried().count() < TRIES && tried().all(|(_, errno)| !full(*errno));
             Candidate {
                 path: id,
-                sustained_bps: path.profile().share(),
-                usable: open && self.health[index].usable(),
-                ready: path.outstanding().write_bytes < PATH_QUEUE_BYTES,
+                sustained_bps: store.profile().share(),
+                usable: open && self.health[id.index()].usable(),
+                ready: store.outstanding().write_bytes < PATH_QUEUE_BYTES,
             }
         };
-        let mut all: Vec<_> = self.handle.shared.paths.iter().enumerate().map(one).collect();
+        let mut all: Vec<_> = self.handle.shared.paths.all().into_iter().map(one).collect();
         // A path that just failed is asked again only when no other is left.
         let rested = |c: &Candidate| c.usable && !self.health[c.path.index()].resting();
         if all.iter().any(rested) {
@@ -225,21 +227,26 @@ impl Mover {
     fn give_up(&mut self, sealed: &mut Sealed) {
         self.drop_packed(sealed);
         let chunk = &sealed.chunk;
-        let refused = self.health.iter().enumerate().filter_map(|(index, health)| {
-            let path = PathId(index as u16);
-            let own = sealed.tried.iter().rev().find(|(tried, _)| *tried == path);
-            let errno = own.map(|(_, errno)| *errno).or(health.refused.map(|(_, errno)| errno))?;
-            let dir = self.path(path).capabilities().dir.display();
-            Some(format!("{dir}: {errno}"))
-        });
-        let error = Error::NoSpace {
-            key: chunk.key_text(),
-            bytes: Bytes(chunk.bytes),
-            tried: refused.collect(),
-        };
+        let error = self.no_space_for(chunk, &sealed.tried);
         let after = chunk.cell.lock().residency.drained(false);
         self.no_space = Some(error.clone());
         self.drained(chunk, after, Some(error));
+    }
+
+    /// Returns the error that says why no path takes a chunk: what each said of it, or last.
+    pub(super) fn no_space_for(&self, chunk: &Chunk, tried: &[(PathId, Errno)]) -> Error {
+        let refused = self.health.iter().enumerate().filter_map(|(index, health)| {
+            let path = PathId(index as u16);
+            let own = tried.iter().rev().find(|(tried, _)| *tried == path);
+            let errno = own.map(|(_, errno)| *errno).or(health.refused.map(|(_, errno)| errno))?;
+            let store = self.path(path);
+            Some(format!("{}: {errno}", store.capabilities().dir.display()))
+        });
+        Error::NoSpace {
+            key: chunk.key_text(),
+            bytes: Bytes(chunk.bytes),
+            tried: refused.collect(),
+        }
     }
 
     /// A chunk was deleted before a path took it.

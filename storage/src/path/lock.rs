@@ -86,16 +86,22 @@ impl ScratchDir {
     /// [`Error::PathUnusable`]; nothing is left then.
     pub(super) fn create(base: &Path) -> Result<Self> {
         let parent = open_base(base)?;
+        let mut last = ("make a directory of our own", Errno(libc::EBUSY));
         for _ in 0..ATTEMPTS {
             let name = format!("{PREFIX}{:016x}", random());
             match Self::try_create(&parent, base, &name) {
                 // Somebody looked at it, or removed it, before it was locked: take another name.
-                Err((_, Errno(libc::EWOULDBLOCK | libc::ENOENT | libc::EEXIST))) => {}
+                Err((
+                    attempted,
+                    errno @ Errno(libc::EWOULDBLOCK | libc::ENOENT | libc::EEXIST),
+                )) => {
+                    last = (attempted, errno);
+                }
                 Err((attempted, errno)) => return Err(unusable(base, attempted, errno)),
                 Ok(dir) => return Ok(dir),
             }
         }
-        Err(unusable(base, "make a directory of our own", Errno(libc::EBUSY)))
+        Err(unusable(base, last.0, last.1))
     }
 
     fn try_create(

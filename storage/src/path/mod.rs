@@ -14,6 +14,7 @@ mod pump;
 mod request;
 mod seed;
 mod segment;
+mod set;
 pub mod store;
 
 pub use file::FilePathStore;
@@ -21,6 +22,7 @@ pub use leftover::{Leftover, leftovers, remove_leftover};
 pub use lock::Owner;
 pub use options::{Kind, Path};
 pub use profile::PathProfile;
+pub(crate) use set::{Member, PathSet};
 pub use store::{
     Capabilities, CloseError, Extent, Outstanding, PathCounters, PathStore, ReadDone,
     TransferError, WriteDone,

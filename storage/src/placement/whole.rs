@@ -52,6 +52,11 @@ impl Whole {
         Whole { credit: vec![0.0; paths] }
     }
 
+    /// A path joins, with no claim on what was placed before.
+    pub(crate) fn add_path(&mut self) {
+        self.credit.push(0.0);
+    }
+
     /// Chooses a path for `bytes`. A path that is not its turn but ready takes the chunk only when
     /// it is within that one chunk of its turn; otherwise the choice waits.
     pub(crate) fn choose(&mut self, candidates: &[Candidate], bytes: u64) -> Choice {

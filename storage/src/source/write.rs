@@ -58,6 +58,10 @@ impl TensorFileWriter {
         if path.is_dir() {
             return Err(refuse(&path, "is a directory; name a file to write".into()));
         }
+        // Replacing a device or a pipe by a file would take it away from everybody.
+        if path.metadata().is_ok_and(|found| !found.is_file()) {
+            return Err(refuse(&path, "is not a regular file; name a file to write".into()));
+        }
         let (header, ends) = encode(tensors, metadata).map_err(|why| refuse(&path, why))?;
         let temporary = temporary_name(&path)?;
         let file = File::options()

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::arena::{Arena, GRANULE};
 use crate::catalog::Catalog;
@@ -30,6 +31,7 @@ pub struct StoreBuilder {
     compression: Compression,
     packing_bytes: u64,
     eviction: Box<dyn EvictionPolicy>,
+    wait_for_leases: Duration,
 }
 
 impl Default for StoreBuilder {
@@ -44,6 +46,7 @@ impl Default for StoreBuilder {
             compression: Compression::Off,
             packing_bytes: 0,
             eviction: Box::new(FurthestUse),
+            wait_for_leases: Duration::ZERO,
         }
     }
 }
@@ -117,6 +120,15 @@ impl StoreBuilder {
         self
     }
 
+    /// Sets how long a demand for memory waits when nothing but leases holds it, before it fails with
+    /// [`Error::BudgetExhausted`]. By default it fails at once: the caller who waits may be the one
+    /// who holds them. Threads that each hold a few leases want some time here.
+    #[must_use]
+    pub fn wait_for_leases(mut self, limit: Duration) -> Self {
+        self.wait_for_leases = limit;
+        self
+    }
+
     /// Opens the store: probes every path and makes a directory of its own in each.
     ///
     /// # Errors
@@ -135,8 +147,14 @@ impl StoreBuilder {
         }
         paths.extend(self.stores);
         let notes = notes(&paths);
-        let (handle, thread) =
-            mover::start(arena, paths, self.checksums, (self.compression, packing), self.eviction)?;
+        let (handle, thread) = mover::start(
+            arena,
+            paths,
+            self.checksums,
+            (self.compression, packing),
+            self.eviction,
+            self.wait_for_leases,
+        )?;
         Ok(Store(Arc::new(Inner {
             handle,
             catalog: Mutex::new(Catalog::default()),

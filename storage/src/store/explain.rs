@@ -3,8 +3,7 @@
 use std::fmt;
 
 use crate::codec::Compression;
-use crate::id::PathId;
-use crate::path::{Capabilities, PathProfile, PathStore};
+use crate::path::{Capabilities, Member, PathProfile};
 use crate::placement::{Candidate, shares};
 use crate::units::{Bytes, BytesPerSecond};
 
@@ -36,7 +35,7 @@ pub struct PathExplanation {
     pub capabilities: Capabilities,
     /// How fast it is believed to be now.
     pub profile: PathProfile,
-    /// Its share of new bytes, 0 to 1.
+    /// Its share of new bytes, 0 to 1; 0 for one that is only read.
     pub share: f64,
 }
 
@@ -44,17 +43,18 @@ impl Store {
     /// Returns what was chosen for the store and each of its paths, and why.
     pub fn explain(&self) -> Explanation {
         let shared = &self.0.handle.shared;
-        let candidate = |(index, path): (usize, &std::sync::Arc<dyn PathStore>)| Candidate {
-            path: PathId(index as u16),
-            sustained_bps: path.profile().share(),
-            usable: true,
+        let members = shared.paths.all();
+        let candidate = |member: &Member| Candidate {
+            path: member.id,
+            sustained_bps: member.store.profile().share(),
+            usable: member.takes_writes,
             ready: true,
         };
-        let candidates: Vec<_> = shared.paths.iter().enumerate().map(candidate).collect();
+        let candidates: Vec<_> = members.iter().map(candidate).collect();
         let paths =
-            shared.paths.iter().zip(shares(&candidates)).map(|(path, share)| PathExplanation {
-                capabilities: path.capabilities().clone(),
-                profile: path.profile(),
+            members.iter().zip(shares(&candidates)).map(|(member, share)| PathExplanation {
+                capabilities: member.store.capabilities().clone(),
+                profile: member.store.profile(),
                 share,
             });
         let packing_bytes = shared.packing.as_ref().map_or(0, |arena| arena.usage().budget);

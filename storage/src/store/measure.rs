@@ -73,11 +73,11 @@ impl Store {
     /// [`Error::System`] when there is no memory for it, [`Error::Closed`].
     pub fn measure_paths(&self, duration: Duration) -> Result<Vec<PathRates>> {
         self.check_open()?;
-        let paths = &self.0.handle.shared.paths;
+        let paths = self.0.handle.shared.paths.all();
         let begin = Instant::now();
         let busy = || {
             paths.iter().any(|path| {
-                let outstanding = path.outstanding();
+                let outstanding = path.store.outstanding();
                 outstanding.read_bytes + outstanding.write_bytes > 0
             })
         };
@@ -88,9 +88,9 @@ impl Store {
         let bytes = granules_up((MEMORY_BYTES / slots).min(TRANSFER_BYTES));
         let arena = Arena::new(bytes * slots)?;
         let mut lanes = Vec::new();
-        for path in paths {
+        for path in &paths {
             for reads in [true, false] {
-                lanes.push(Lane::new(path.as_ref(), &arena, bytes, reads)?);
+                lanes.push(Lane::new(path.store.as_ref(), &arena, bytes, reads)?);
             }
         }
         let (done, ended) = crossbeam_channel::unbounded();

@@ -7,6 +7,7 @@ mod lease;
 mod measure;
 mod objects;
 mod parts;
+mod places;
 mod scheduling;
 
 use std::sync::Arc;
@@ -94,7 +95,7 @@ impl Store {
             counters: shared.counters.read(),
             host: shared.arena.usage(),
             packing: shared.packing.as_ref().map(Arena::usage),
-            paths: shared.paths.iter().map(|path| path.counters()).collect(),
+            paths: shared.paths.all().iter().map(|path| path.store.counters()).collect(),
         }
     }
 
