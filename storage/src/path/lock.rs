@@ -9,7 +9,7 @@ use rustix::fs::{AtFlags, Dir, FlockOperation, Mode, OFlags};
 use rustix::io::Errno as Raw;
 
 use super::segment::SEGMENT_PREFIX;
-use crate::error::{Errno, Result};
+use crate::error::{Errno, Error, Result};
 use crate::io::probe::{PROBE_PREFIX, open_at, random, unusable};
 
 /// What our directories are called, followed by 16 hexadecimal digits.
@@ -101,7 +101,13 @@ impl ScratchDir {
                 Ok(dir) => return Ok(dir),
             }
         }
-        Err(unusable(base, last.0, last.1))
+        // The directory is there: a remedy for the error as such would mislead.
+        Err(Error::PathUnusable {
+            path: base.to_owned(),
+            attempted: last.0.to_owned(),
+            source: last.1,
+            remedy: String::from("name another directory"),
+        })
     }
 
     fn try_create(
