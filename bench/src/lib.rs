@@ -1,1 +1,16 @@
-//! Benches and comparisons of tensortier.
+//! Benches and comparisons of tensortier: the parts that the programs in `bin/` share.
+
+pub mod fio;
+pub mod lease;
+pub mod machine;
+pub mod one_path;
+pub mod options;
+pub mod overheads;
+pub mod paths;
+pub mod raw;
+pub mod recovery;
+pub mod small;
+pub mod table;
+
+/// What a bench may fail with: an error of the store, of the system, or a wrong byte.
+pub type Failure = Box<dyn std::error::Error + Send + Sync>;

@@ -1,0 +1,84 @@
+//! Lease and drop of a chunk that is in memory: nanoseconds of one, on one thread and on two.
+
+use std::sync::Barrier;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tensortier::storage::dtype::DType;
+use tensortier::storage::path::Path;
+use tensortier::storage::store::{ObjectRef, Store};
+
+use crate::Failure;
+use crate::options::{Options, Scratch};
+use crate::table::{Bar, Figure, Spread, Table};
+
+const ROW: &str = "lease";
+const CHUNK: u64 = 64 << 10;
+const LEASES: u32 = 300_000;
+const REPEATS: usize = 7;
+
+#[derive(Clone, Copy)]
+enum How {
+    Read,
+    Write,
+    ByKey,
+}
+
+/// Measures the row.
+///
+/// # Errors
+/// Those of the store.
+pub fn run(options: &Options, table: &Table) -> Result<(), Failure> {
+    let scratch = Scratch::new(&options.dir(), "lease")?;
+    let builder = Store::builder().host_budget(64 << 20).chunk_bytes(CHUNK);
+    let store = builder.path(Path::new(scratch.path())).open()?;
+    let object = store.put(
+        "a key of 41 bytes, as tensors have: w.0.q",
+        DType::U8,
+        &[2 * CHUNK],
+        &vec![1; 2 * CHUNK as usize],
+    )?;
+    let cases: [(&str, How, &[u32]); 6] = [
+        ("read, one thread", How::Read, &[0]),
+        ("write, one thread", How::Write, &[0]),
+        ("by key, one thread", How::ByKey, &[0]),
+        ("read, two threads, own chunks", How::Read, &[0, 1]),
+        ("read, two threads, one chunk", How::Read, &[0, 0]),
+        ("by key, two threads, own chunks", How::ByKey, &[0, 1]),
+    ];
+    for (case, how, chunks) in cases {
+        let mut times = Vec::new();
+        options.repeat(REPEATS, || {
+            times.push(nanos(&store, &object, how, chunks)?);
+            Ok(())
+        })?;
+        let figure = Figure::new(ROW, case, "ns", Spread::of(times));
+        table.push(&figure.bar(Bar::AtMost(500.0)));
+    }
+    Ok(())
+}
+
+/// Returns the nanoseconds that one lease and its drop take each thread, the slowest thread's.
+fn nanos(store: &Store, object: &ObjectRef, how: How, chunks: &[u32]) -> Result<f64, Failure> {
+    let key = object.stat().key;
+    let barrier = Barrier::new(chunks.len());
+    let one = |chunk: u32| -> Result<Duration, Failure> {
+        barrier.wait();
+        let begin = Instant::now();
+        for _ in 0..LEASES {
+            match how {
+                How::Read => drop(store.lease_read(object, chunk).wait()?),
+                How::Write => drop(store.lease_write(object, chunk).wait()?),
+                How::ByKey => drop(store.lease_read(&store.object(&key)?, chunk).wait()?),
+            }
+        }
+        Ok(begin.elapsed())
+    };
+    let times = thread::scope(|scope| {
+        let handles: Vec<_> = chunks.iter().map(|chunk| scope.spawn(|| one(*chunk))).collect();
+        let joined = handles.into_iter().map(|handle| handle.join());
+        joined.map(|time| time.map_err(|_| "a thread panicked")?).collect::<Result<Vec<_>, Failure>>()
+    })?;
+    let slowest = times.into_iter().max().unwrap_or_default();
+    Ok(slowest.as_secs_f64() * 1e9 / f64::from(LEASES))
+}

@@ -1,0 +1,248 @@
+//! One path: loads, write-backs and both at once through leases, and the copying verbs, each beside
+//! the raw path store moving the same frames (see `raw.rs`), in interleaved pairs.
+
+use std::path::Path;
+
+use tensortier::storage::dtype::DType;
+use tensortier::storage::path;
+use tensortier::storage::store::{ObjectRef, Store};
+
+use crate::Failure;
+use crate::fio;
+use crate::machine::{Took, took};
+use crate::options::{Options, Scratch};
+use crate::raw::{Pass, Raw};
+use crate::table::{Bar, Figure, Spread, Table};
+
+const ROW: &str = "one-path";
+const MIB: u64 = 1 << 20;
+const PAIRS: usize = 5;
+
+/// Host memory of the store, and bytes of the raw path's frames.
+const BUDGET: u64 = 512 * MIB;
+
+/// Bytes of one object of the copying verbs: small enough that the caller's buffer is no burden.
+const PUT_BYTES: u64 = 256 * MIB;
+
+/// A store on one path, with one object of many chunks and some to put.
+#[derive(Debug)]
+pub struct OneStore {
+    store: Store,
+    object: ObjectRef,
+    buffer: Vec<u8>,
+    bytes: u64,
+    chunk_bytes: u64,
+}
+
+impl OneStore {
+    /// Opens a store and writes all of it once.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn open(dir: &Path, bytes: u64, chunk_bytes: u64, sums: bool) -> Result<Self, Failure> {
+        let builder = Store::builder().host_budget(BUDGET).chunk_bytes(chunk_bytes);
+        let store = builder.checksums(sums).path(path::Path::new(dir)).open()?;
+        let object = store.create("object", DType::U8, &[bytes])?;
+        let buffer = (0..PUT_BYTES / 8).flat_map(|i| (i * 0x9E37_79B9).to_le_bytes()).collect();
+        let one = OneStore { store, object, buffer, bytes, chunk_bytes };
+        one.update()?;
+        one.put()?;
+        Ok(one)
+    }
+
+    /// Reads all chunks in order, as a declared schedule has them read ahead.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn load(&self) -> Result<(), Failure> {
+        self.declared(|chunk| {
+            self.store.lease_write(&self.object, chunk).wait()?;
+            Ok(())
+        })
+    }
+
+    /// Reads all chunks in order, prefetched.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn load_prefetched(&self) -> Result<(), Failure> {
+        self.store.prefetch(&self.object);
+        for chunk in 0..self.object.chunks() {
+            self.store.lease_read(&self.object, chunk).wait()?;
+        }
+        Ok(())
+    }
+
+    /// Reads all chunks, changes each, and has them written back, in the order of a schedule.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn update(&self) -> Result<(), Failure> {
+        self.declared(|chunk| {
+            let mut lease = self.store.lease_write(&self.object, chunk).wait()?;
+            lease[0] = lease[0].wrapping_add(1);
+            Ok(())
+        })?;
+        self.store.flush()?;
+        Ok(())
+    }
+
+    fn declared(&self, visit: impl Fn(u32) -> Result<(), Failure>) -> Result<(), Failure> {
+        self.store.declare(std::slice::from_ref(&self.object), &[], 2 * self.chunk_bytes)?;
+        for chunk in 0..self.object.chunks() {
+            visit(chunk)?;
+        }
+        self.store.end_schedule();
+        Ok(())
+    }
+
+    /// Returns how many bytes [`OneStore::dirty`] makes dirty: half of the memory.
+    pub fn dirty_bytes(&self) -> u64 {
+        BUDGET / 2 / self.chunk_bytes * self.chunk_bytes
+    }
+
+    /// Makes as many chunks dirty in memory.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn dirty(&self) -> Result<(), Failure> {
+        for chunk in 0..(self.dirty_bytes() / self.chunk_bytes) as u32 {
+            let mut lease = self.store.lease_write(&self.object, chunk).wait()?;
+            lease[0] = lease[0].wrapping_add(1);
+        }
+        Ok(())
+    }
+
+    /// Writes what is dirty.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn flush(&self) -> Result<(), Failure> {
+        Ok(self.store.flush()?)
+    }
+
+    /// Moves everything out of memory.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn evict(&self) -> Result<(), Failure> {
+        for key in self.store.list("") {
+            self.store.evict(&key)?;
+        }
+        Ok(self.store.barrier()?)
+    }
+
+    /// Puts as many bytes as the object has, as objects of 256 MiB, until all are on the path.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn put(&self) -> Result<(), Failure> {
+        for i in 0..self.bytes / PUT_BYTES {
+            self.store.put(&format!("put.{i}"), DType::U8, &[PUT_BYTES], &self.buffer)?;
+        }
+        self.flush()
+    }
+
+    /// Copies all that was put out of the store, and checks the last of it.
+    ///
+    /// # Errors
+    /// Those of the store, or that bytes are not as they were.
+    pub fn get_into(&self, into: &mut [u8]) -> Result<(), Failure> {
+        for i in 0..self.bytes / PUT_BYTES {
+            self.store.get_into(&format!("put.{i}"), into)?;
+        }
+        Ok(())
+    }
+}
+
+/// Times of one thing done by the raw path and by the store.
+#[derive(Debug, Default)]
+struct Pairs(Vec<(Took, Took)>);
+
+impl Pairs {
+    /// Prints the rate against the raw one, and processor time per GB moved.
+    fn print(&self, table: &Table, case: &str, moved: u64, bar: Option<f64>, cpu_bar: f64) {
+        let gb = moved as f64 / 1e9;
+        let rates: Vec<_> =
+            self.0.iter().map(|(raw, own)| (gb / own.seconds, gb / raw.seconds)).collect();
+        let mut figure = Figure::of_pairs(ROW, case, "GB/s", &rates);
+        figure.bar = bar.map(Bar::Ratio);
+        table.push(&figure);
+        let own = Spread::of(self.0.iter().map(|(_, own)| own.cpu / gb));
+        let raw = Spread::of(self.0.iter().map(|(raw, _)| raw.cpu / gb));
+        let figure = Figure::new(ROW, format!("{case}: processor"), "s/GB", own);
+        table.push(&figure.bar(Bar::AtMost(cpu_bar)).note(format!("raw {raw}")));
+    }
+}
+
+/// Measures the row.
+///
+/// # Errors
+/// Those of the store, of the path, or of the system.
+pub fn run(options: &Options, table: &Table) -> Result<(), Failure> {
+    for chunk_mib in [8, 16, 64] {
+        one_size(options, table, chunk_mib)?;
+    }
+    fio::run(options, table, ROW)
+}
+
+fn one_size(options: &Options, table: &Table, chunk_mib: u64) -> Result<(), Failure> {
+    let (bytes, chunk) = (options.total_mib * MIB / PUT_BYTES * PUT_BYTES, chunk_mib * MIB);
+    let scratch = Scratch::new(&options.dir(), &format!("one-{chunk_mib}"))?;
+    let dir = scratch.path();
+    let chunks = (bytes / chunk) as usize;
+    let mut raw = Raw::open(dir, chunk, chunks, (BUDGET / chunk) as usize)?;
+    let stores = [OneStore::open(dir, bytes, chunk, true)?, OneStore::open(dir, bytes, chunk, false)?];
+    let dirty = (stores[0].dirty_bytes() / chunk) as usize;
+    let mut raw_part = Raw::open(dir, chunk, dirty, dirty)?;
+    let rounds = (bytes / stores[0].dirty_bytes()).max(1);
+    let mut into = vec![0; PUT_BYTES as usize];
+    let mut all: [[Pairs; 6]; 2] = Default::default();
+    options.repeat(PAIRS, || {
+        for (store, pairs) in stores.iter().zip(&mut all) {
+            let [load, prefetched, write, update, put, get] = pairs;
+            store.evict()?;
+            load.0.push((took(|| raw.pass(Pass::Read))?, took(|| store.load())?));
+            store.evict()?;
+            prefetched.0.push((took(|| raw.pass(Pass::Read))?, took(|| store.load_prefetched())?));
+            store.dirty()?;
+            write.0.push(write_pair(store, &mut raw_part, rounds)?);
+            store.evict()?;
+            update.0.push((took(|| raw.pass(Pass::Update))?, took(|| store.update())?));
+            put.0.push((took(|| raw.pass(Pass::Write))?, took(|| store.put())?));
+            store.evict()?;
+            get.0.push((took(|| raw.pass(Pass::Read))?, took(|| store.get_into(&mut into))?));
+            if into != store.buffer {
+                return Err("get_into returned other bytes than were put".into());
+            }
+        }
+        Ok(())
+    })?;
+    for (pairs, (sums, cpu)) in all.iter().zip([("", 0.15), (", no checksums", 0.05)]) {
+        let [load, prefetched, write, update, put, get] = pairs;
+        let written = rounds * stores[0].dirty_bytes();
+        let case = |what: &str| format!("{what} {chunk_mib} MiB{sums}");
+        load.print(table, &case("load"), bytes, Some(0.95), cpu);
+        prefetched.print(table, &case("load prefetched"), bytes, Some(0.95), cpu);
+        write.print(table, &case("write-back"), written, Some(0.95), cpu);
+        update.print(table, &case("load + write-back"), 2 * bytes, Some(0.95), cpu);
+        put.print(table, &case("put"), bytes, None, cpu + 0.15);
+        get.print(table, &case("get_into"), bytes, None, cpu + 0.15);
+    }
+    Ok(())
+}
+
+/// Writes what half of the memory holds, several times, and drains in between on both sides.
+fn write_pair(store: &OneStore, raw: &mut Raw, rounds: u64) -> Result<(Took, Took), Failure> {
+    let mut sum = (Took { seconds: 0.0, cpu: 0.0 }, Took { seconds: 0.0, cpu: 0.0 });
+    let add = |sum: &mut Took, took: Took| {
+        sum.seconds += took.seconds;
+        sum.cpu += took.cpu;
+    };
+    for _ in 0..rounds {
+        store.dirty()?;
+        add(&mut sum.0, took(|| raw.pass(Pass::Write))?);
+        add(&mut sum.1, took(|| store.flush())?);
+    }
+    Ok(sum)
+}

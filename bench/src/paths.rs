@@ -1,0 +1,122 @@
+//! Several paths of unequal speed: put, get, and both at once, against the sum of what the paths may
+//! carry.
+
+use std::thread;
+
+use tensortier::storage::dtype::DType;
+use tensortier::storage::path::Path;
+use tensortier::storage::store::Store;
+use tensortier::storage::units::BytesPerSecond;
+
+use crate::Failure;
+use crate::machine::took;
+use crate::options::{Options, Scratch};
+use crate::table::{Bar, Figure, Table};
+
+const ROW: &str = "paths";
+const MIB: u64 = 1 << 20;
+const CHUNK: u64 = 4 * MIB;
+const REPEATS: usize = 5;
+
+/// Token buckets in MB/s, as 1 : 1.7 : 5 and once more the slowest.
+const CAPS: [f64; 4] = [100e6, 170e6, 500e6, 100e6];
+
+/// A set of paths and what they carry each way together.
+struct Set {
+    name: String,
+    paths: Vec<Path>,
+    sum: f64,
+    slowest: f64,
+}
+
+/// Measures the row.
+///
+/// # Errors
+/// Those of the store.
+pub fn run(options: &Options, table: &Table) -> Result<(), Failure> {
+    let known = options.known();
+    if known.is_empty() {
+        let dirs: Vec<_> = options.paths.iter().map(|path| path.dir.clone()).collect();
+        for count in 2..=CAPS.len() {
+            let own = |i: usize| {
+                let parent = dirs.get(i % dirs.len().max(1)).cloned();
+                Scratch::new(&parent.unwrap_or_else(std::env::temp_dir), &format!("{count}-{i}"))
+            };
+            let scratch = (0..count).map(own).collect::<Result<Vec<_>, _>>()?;
+            let caps = CAPS[..count].iter().map(|cap| BytesPerSecond(*cap));
+            let capped = |(dir, cap): (&Scratch, _)| Path::new(dir.path()).read_cap(cap).write_cap(cap);
+            let paths = scratch.iter().zip(caps).map(capped).collect();
+            measure(options, table, &Set::new(format!("{count} capped"), paths, &CAPS[..count]))?;
+        }
+    } else {
+        let rates: Vec<f64> = known.iter().filter_map(|path| path.bps).collect();
+        let paths = known.iter().map(|path| Path::new(&path.dir)).collect();
+        measure(options, table, &Set::new(format!("{} given", known.len()), paths, &rates))?;
+    }
+    Ok(())
+}
+
+impl Set {
+    fn new(name: String, paths: Vec<Path>, rates: &[f64]) -> Self {
+        let slowest = rates.iter().copied().fold(f64::INFINITY, f64::min);
+        Set { name, paths, sum: rates.iter().sum(), slowest }
+    }
+}
+
+fn measure(options: &Options, table: &Table, set: &Set) -> Result<(), Failure> {
+    let builder = Store::builder().host_budget(256 * MIB).chunk_bytes(CHUNK);
+    let store = set.paths.iter().fold(builder, |builder, path| builder.path(path.clone())).open()?;
+    // As much as the bar asks for: 32 chunks on the slowest path.
+    let chunks = (32.0 * set.sum / set.slowest).ceil() as u64;
+    let bytes = chunks * CHUNK;
+    let buffer: Vec<u8> = (0..bytes / 8).flat_map(u64::to_le_bytes).collect();
+    let put = |key: &str| -> Result<(), Failure> {
+        store.put(key, DType::U8, &[bytes], &buffer)?;
+        Ok(store.flush()?)
+    };
+    let get = |key: &str| -> Result<(), Failure> {
+        let mut at = 0;
+        for part in store.get(key)? {
+            let part = part?;
+            if part[..8] != buffer[at..at + 8] {
+                return Err(format!("{key} has other bytes at {at}").into());
+            }
+            at += part.len();
+        }
+        Ok(())
+    };
+    let gone = |key: &str| -> Result<(), Failure> {
+        store.evict(key)?;
+        Ok(store.barrier()?)
+    };
+    put("a")?;
+    let mut times = [Vec::new(), Vec::new(), Vec::new()];
+    options.repeat(REPEATS, || {
+        times[0].push(took(|| put("a"))?.seconds);
+        gone("a")?;
+        times[1].push(took(|| get("a"))?.seconds);
+        gone("a")?;
+        times[2].push(took(|| both(|| put("b"), || get("a")))?.seconds);
+        Ok(())
+    })?;
+    for ((case, ways), times) in [("put", 1.0), ("get", 1.0), ("put and get", 2.0)].iter().zip(times) {
+        let mbps = |seconds: f64| ways * bytes as f64 / seconds / 1e6;
+        let pairs: Vec<_> = times.iter().map(|s| (mbps(*s), ways * set.sum / 1e6)).collect();
+        let figure = Figure::of_pairs(ROW, format!("{}: {case}", set.name), "MB/s", &pairs);
+        let note = format!("{} MiB in chunks of 4 MiB each way", bytes / MIB);
+        table.push(&figure.bar(Bar::Ratio(0.97)).note(note));
+    }
+    Ok(())
+}
+
+fn both(
+    one: impl FnOnce() -> Result<(), Failure> + Send,
+    other: impl FnOnce() -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    thread::scope(|scope| {
+        let one = scope.spawn(one);
+        let other = other();
+        one.join().map_err(|_| "a thread panicked")??;
+        other
+    })
+}
