@@ -13,7 +13,16 @@ use crate::sync::{Condvar, Mutex};
 
 /// A result that comes later. `wait` blocks; as a [`Future`] it runs on any executor.
 #[must_use = "dropping a ticket abandons its answer"]
-pub struct Ticket<T>(Arc<Shared<T>>);
+pub struct Ticket<T>(State<T>);
+
+enum State<T> {
+    /// It was answered before it was made; `None` once the answer was taken.
+    Ready(Option<Result<T>>),
+    Later(Later<T>),
+}
+
+/// The asking end of an answer that another thread gives.
+struct Later<T>(Arc<Shared<T>>);
 
 /// The other end of a [`Ticket`]. Dropped without an answer, it answers [`Error::Closed`].
 pub(crate) struct Completer<T>(Arc<Shared<T>>);
@@ -37,20 +46,22 @@ pub(crate) fn ticket<T>() -> (Completer<T>, Ticket<T>) {
     let slot =
         Slot { answer: None, waker: None, answered: false, abandoned: false, on_abandon: None };
     let shared = Arc::new(Shared { slot: Mutex::new(slot), ready: Condvar::new() });
-    (Completer(Arc::clone(&shared)), Ticket(shared))
+    (Completer(Arc::clone(&shared)), Ticket(State::Later(Later(shared))))
 }
 
+/// Nothing in a ticket is ever pinned, whatever its answer is.
+impl<T> Unpin for Ticket<T> {}
+
 impl<T> Ticket<T> {
-    /// Returns a ticket that is answered already.
+    /// Returns a ticket that is answered already; allocates nothing.
     pub(crate) fn answered(answer: Result<T>) -> Self {
-        let (completer, ticket) = ticket();
-        completer.complete(answer);
-        ticket
+        Ticket(State::Ready(Some(answer)))
     }
 
     /// Has `call` called if the ticket is dropped before its answer came.
     pub(crate) fn on_abandon(&self, call: impl FnOnce() + Send + 'static) {
-        let mut slot = self.0.slot.lock();
+        let State::Later(later) = &self.0 else { return };
+        let mut slot = later.0.slot.lock();
         if !slot.answered {
             slot.on_abandon = Some(Box::new(call));
         }
@@ -61,6 +72,36 @@ impl<T> Ticket<T> {
     /// # Errors
     /// Whatever the operation failed with; [`Error::Closed`] if the store went away.
     pub fn wait(self) -> Result<T> {
+        match self.0 {
+            State::Ready(answer) => answer.unwrap_or(Err(Error::Closed)),
+            State::Later(later) => later.wait(),
+        }
+    }
+
+    /// Blocks at most `limit`; returns the answer, or the ticket if none is there yet.
+    ///
+    /// # Errors
+    /// The ticket itself, to wait again.
+    pub fn wait_timeout(self, limit: Duration) -> std::result::Result<Result<T>, Self> {
+        match self.0 {
+            State::Ready(answer) => Ok(answer.unwrap_or(Err(Error::Closed))),
+            State::Later(later) => {
+                later.wait_timeout(limit).map_err(|later| Ticket(State::Later(later)))
+            }
+        }
+    }
+
+    /// Returns whether the answer is there.
+    pub fn is_ready(&self) -> bool {
+        match &self.0 {
+            State::Ready(answer) => answer.is_some(),
+            State::Later(later) => later.0.slot.lock().answer.is_some(),
+        }
+    }
+}
+
+impl<T> Later<T> {
+    fn wait(self) -> Result<T> {
         let mut slot = self.0.slot.lock();
         loop {
             if let Some(answer) = slot.answer.take() {
@@ -70,11 +111,7 @@ impl<T> Ticket<T> {
         }
     }
 
-    /// Blocks at most `limit`; returns the answer, or the ticket if none is there yet.
-    ///
-    /// # Errors
-    /// The ticket itself, to wait again.
-    pub fn wait_timeout(self, limit: Duration) -> std::result::Result<Result<T>, Self> {
+    fn wait_timeout(self, limit: Duration) -> std::result::Result<Result<T>, Self> {
         // `None`: the clock does not reach that far.
         let deadline = Instant::now().checked_add(limit);
         let mut slot = self.0.slot.lock();
@@ -94,16 +131,7 @@ impl<T> Ticket<T> {
         }
     }
 
-    /// Returns whether the answer is there.
-    pub fn is_ready(&self) -> bool {
-        self.0.slot.lock().answer.is_some()
-    }
-}
-
-impl<T> Future for Ticket<T> {
-    type Output = Result<T>;
-
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+    fn poll(&self, cx: &mut Context<'_>) -> Poll<Result<T>> {
         let mut slot = self.0.slot.lock();
         match slot.answer.take() {
             Some(answer) => Poll::Ready(answer),
@@ -115,7 +143,18 @@ impl<T> Future for Ticket<T> {
     }
 }
 
-impl<T> Drop for Ticket<T> {
+impl<T> Future for Ticket<T> {
+    type Output = Result<T>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match &mut self.0 {
+            State::Ready(answer) => answer.take().map_or(Poll::Pending, Poll::Ready),
+            State::Later(later) => later.poll(cx),
+        }
+    }
+}
+
+impl<T> Drop for Later<T> {
     fn drop(&mut self) {
         // An answer may own a lease, whose drop takes other locks: it goes after ours is free.
         let (answer, call) = {
