@@ -12,6 +12,12 @@ pub fn cpu_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
+/// Returns the processor time of the calling thread so far, user and system.
+pub fn thread_cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
 /// How long something took, on the clock and on processors.
 #[derive(Debug, Clone, Copy)]
 pub struct Took {
