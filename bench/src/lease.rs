@@ -90,8 +90,11 @@ fn nanos(
     let times = thread::scope(|scope| {
         let handles: Vec<_> = chunks.iter().map(|chunk| scope.spawn(|| one(*chunk))).collect();
         let joined = handles.into_iter().map(|handle| handle.join());
-        joined.map(|time| time.map_err(|_| "a thread panicked")?).collect::<Result<Vec<_>, Failure>>()
+        joined
+            .map(|time| time.map_err(|_| "a thread panicked")?)
+            .collect::<Result<Vec<_>, Failure>>()
     })?;
-    let slowest = |(cpu, clock): (f64, f64), time: &(f64, f64)| (cpu.max(time.0), clock.max(time.1));
+    let slowest =
+        |(cpu, clock): (f64, f64), time: &(f64, f64)| (cpu.max(time.0), clock.max(time.1));
     Ok(times.iter().fold((0.0, 0.0), slowest))
 }

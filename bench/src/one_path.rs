@@ -192,7 +192,8 @@ fn one_size(options: &Options, table: &Table, chunk_mib: u64) -> Result<(), Fail
     let dir = scratch.path();
     let chunks = (bytes / chunk) as usize;
     let mut raw = Raw::open(dir, chunk, chunks, (BUDGET / chunk) as usize)?;
-    let stores = [OneStore::open(dir, bytes, chunk, true)?, OneStore::open(dir, bytes, chunk, false)?];
+    let stores =
+        [OneStore::open(dir, bytes, chunk, true)?, OneStore::open(dir, bytes, chunk, false)?];
     let dirty = (stores[0].dirty_bytes() / chunk) as usize;
     let mut raw_part = Raw::open(dir, chunk, dirty, dirty)?;
     let rounds = (bytes / stores[0].dirty_bytes()).max(1);

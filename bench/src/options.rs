@@ -53,7 +53,8 @@ pub struct BenchPath {
 impl FromStr for BenchPath {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
-        let (dir, mbps) = text.split_once('=').map_or((text, None), |(dir, mbps)| (dir, Some(mbps)));
+        let (dir, mbps) =
+            text.split_once('=').map_or((text, None), |(dir, mbps)| (dir, Some(mbps)));
         let parse = |mbps: &str| mbps.parse::<f64>().map(|mbps| mbps * 1e6);
         let bps = mbps.map(parse).transpose().map_err(|error| format!("{text}: {error}"))?;
         Ok(BenchPath { dir: dir.into(), bps })
@@ -63,8 +64,7 @@ impl FromStr for BenchPath {
 impl Options {
     /// Returns whether a row was asked for.
     pub fn wants(&self, row: &str) -> bool {
-        self.rows.iter().any(|wanted| wanted == row)
-            || (self.rows.is_empty() && row != "recovery")
+        self.rows.iter().any(|wanted| wanted == row) || (self.rows.is_empty() && row != "recovery")
     }
 
     /// Returns the first directory, by default the system's for temporary files.

@@ -31,7 +31,9 @@ pub fn run(options: &Options, table: &Table) -> Result<(), Failure> {
         }
         Ok(())
     })?;
-    for ((case, moved), times) in [("load", bytes), ("load + write-back", 2 * bytes)].iter().zip(times) {
+    for ((case, moved), times) in
+        [("load", bytes), ("load + write-back", 2 * bytes)].iter().zip(times)
+    {
         let gb = *moved as f64 / 1e9;
         let rates: Vec<_> =
             times.iter().map(|(on, off)| (gb / on.seconds, gb / off.seconds)).collect();

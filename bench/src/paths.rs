@@ -44,7 +44,8 @@ pub fn run(options: &Options, table: &Table) -> Result<(), Failure> {
             };
             let scratch = (0..count).map(own).collect::<Result<Vec<_>, _>>()?;
             let caps = CAPS[..count].iter().map(|cap| BytesPerSecond(*cap));
-            let capped = |(dir, cap): (&Scratch, _)| Path::new(dir.path()).read_cap(cap).write_cap(cap);
+            let capped =
+                |(dir, cap): (&Scratch, _)| Path::new(dir.path()).read_cap(cap).write_cap(cap);
             let paths = scratch.iter().zip(caps).map(capped).collect();
             measure(options, table, &Set::new(format!("{count} capped"), paths, &CAPS[..count]))?;
         }
@@ -65,7 +66,8 @@ impl Set {
 
 fn measure(options: &Options, table: &Table, set: &Set) -> Result<(), Failure> {
     let builder = Store::builder().host_budget(256 * MIB).chunk_bytes(CHUNK);
-    let store = set.paths.iter().fold(builder, |builder, path| builder.path(path.clone())).open()?;
+    let store =
+        set.paths.iter().fold(builder, |builder, path| builder.path(path.clone())).open()?;
     // As much as the bar asks for: 32 chunks on the slowest path.
     let chunks = (32.0 * set.sum / set.slowest).ceil() as u64;
     let bytes = chunks * CHUNK;
@@ -99,7 +101,9 @@ fn measure(options: &Options, table: &Table, set: &Set) -> Result<(), Failure> {
         times[2].push(took(|| both(|| put("b"), || get("a")))?.seconds);
         Ok(())
     })?;
-    for ((case, ways), times) in [("put", 1.0), ("get", 1.0), ("put and get", 2.0)].iter().zip(times) {
+    for ((case, ways), times) in
+        [("put", 1.0), ("get", 1.0), ("put and get", 2.0)].iter().zip(times)
+    {
         let mbps = |seconds: f64| ways * bytes as f64 / seconds / 1e6;
         let pairs: Vec<_> = times.iter().map(|s| (mbps(*s), ways * set.sum / 1e6)).collect();
         let figure = Figure::of_pairs(ROW, format!("{}: {case}", set.name), "MB/s", &pairs);

@@ -55,7 +55,12 @@ impl Raw {
     ///
     /// # Errors
     /// Those of the path.
-    pub fn open(dir: &Path, chunk_bytes: u64, chunks: usize, frames: usize) -> Result<Self, Failure> {
+    pub fn open(
+        dir: &Path,
+        chunk_bytes: u64,
+        chunks: usize,
+        frames: usize,
+    ) -> Result<Self, Failure> {
         let options = path::Path::new(dir);
         let path = FilePathStore::open(&options, EngineChoice::Auto, Clock::system())?;
         let arena = Arena::new(chunk_bytes * frames as u64)?;

@@ -46,9 +46,11 @@ pub fn run(options: &Options, table: &Table) -> Result<(), Failure> {
     if let Some(last) = slowed.last_mut() {
         *last = options.slow_mbps * 1e6;
     }
-    for (case, command, rates) in
-        [("before", None, &rates), ("slowed", Some(slow), &slowed), ("restored", Some(restore), &rates)]
-    {
+    for (case, command, rates) in [
+        ("before", None, &rates),
+        ("slowed", Some(slow), &slowed),
+        ("restored", Some(restore), &rates),
+    ] {
         if let Some(command) = command {
             shell(command)?;
         }
@@ -65,9 +67,8 @@ fn shell(command: &str) -> Result<(), Failure> {
 /// Writes without pause; returns what each path carried in each window.
 fn phase(store: &Store) -> Result<Vec<Seen>, Failure> {
     let bytes = vec![3; CHUNK as usize];
-    let written = || -> Vec<u64> {
-        store.stats().paths.iter().map(|path| path.written_bytes).collect()
-    };
+    let written =
+        || -> Vec<u64> { store.stats().paths.iter().map(|path| path.written_bytes).collect() };
     let begin = Instant::now();
     let (mut seen, mut last, mut last_at) = (Vec::new(), written(), Duration::ZERO);
     for i in 0_u64.. {
@@ -104,6 +105,7 @@ fn report(table: &Table, case: &str, seen: &[Seen], rates: &[f64]) {
     table.push(&figure.note(format!("share of the last path {shares}, of its rate {ideal:.2}")));
     let reached = |seen: &&Seen| total(seen) >= 0.9 * sum;
     let soon = seen.iter().find(reached).map_or(f64::INFINITY, |seen| seen.at.as_secs_f64());
-    let figure = Figure::new(ROW, format!("{case}: time to 0.9 of the sum"), "s", Spread::of([soon]));
+    let figure =
+        Figure::new(ROW, format!("{case}: time to 0.9 of the sum"), "s", Spread::of([soon]));
     table.push(&figure.bar(Bar::AtMost(2.4)).note("seen in windows of 0.4 s"));
 }

@@ -45,7 +45,11 @@ pub fn run(options: &Options, table: &Table) -> Result<(), Failure> {
             let i = i * step % count;
             name(&mut key, i);
             store.get_into(&key, &mut bytes)?;
-            if bytes[..8] != i.to_le_bytes() { Err("other bytes than were put".into()) } else { Ok(()) }
+            if bytes[..8] != i.to_le_bytes() {
+                Err("other bytes than were put".into())
+            } else {
+                Ok(())
+            }
         })?;
         table.push(&Figure::new(ROW, case, "objects/s", get));
     }

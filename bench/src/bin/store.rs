@@ -18,7 +18,8 @@ const ROWS: [(&str, Row); 6] = [
 
 fn main() -> Result<(), Failure> {
     let options = Options::parse();
-    if let Some(unknown) = options.rows.iter().find(|row| ROWS.iter().all(|(name, _)| name != row)) {
+    if let Some(unknown) = options.rows.iter().find(|row| ROWS.iter().all(|(name, _)| name != row))
+    {
         return Err(format!("there is no row {unknown:?}; see --help").into());
     }
     let table = Table::new(options.json);
