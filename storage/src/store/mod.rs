@@ -1,6 +1,7 @@
 //! The store as its users see it: objects by key, leases on their chunks, hints about the future,
 //! and an honest account of what happened.
 
+mod ahead;
 mod builder;
 mod explain;
 mod lease;
@@ -22,6 +23,8 @@ use crate::mover::{Handle, Msg};
 use crate::path::PathCounters;
 use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
 use crate::ticket::ticket;
+
+use ahead::Ahead;
 
 pub use crate::catalog::{Key, Waits};
 pub use crate::codec::Compression;

@@ -14,7 +14,7 @@ use crate::sync::Ordering;
 use crate::ticket::ticket;
 use crate::units::Bytes;
 
-use super::{Parts, Store};
+use super::{Ahead, Parts, Store};
 
 /// A resolved object; spares the look-up of its key, and keeps working after a rename.
 #[derive(Debug, Clone)]
@@ -209,11 +209,14 @@ impl Store {
         self.check_open()?;
         let size = object.0.chunk_bytes;
         let mut left = into;
+        let mut ahead = Ahead::new(self, object, range.end.div_ceil(size) as u32);
         for index in range.start / size..range.end.div_ceil(size) {
             let start = range.start.max(index * size) - index * size;
             let end = range.end.min((index + 1) * size) - index * size;
             let chunk = object.0.chunk(index as u32)?;
-            let hold = self.0.handle.lease(chunk, Mode::Read).wait()?;
+            let hold = self.0.handle.lease(chunk, Mode::Read);
+            ahead.follow(self, object, index as u32);
+            let hold = hold.wait()?;
             let (head, tail) = left.split_at_mut((end - start) as usize);
             head.copy_from_slice(&hold.bytes()[start as usize..end as usize]);
             left = tail;

@@ -4,20 +4,22 @@ use bytes::Bytes;
 
 use crate::error::Result;
 
-use super::{ObjectRef, Store};
+use super::{Ahead, ObjectRef, Store};
 
-/// An iterator over a tensor's chunks in order, each as shared bytes without a copy. The chunk after
-/// the one being consumed is prefetched.
+/// An iterator over a tensor's chunks in order, each as shared bytes without a copy. What
+/// comes after the one being consumed is prefetched, by up to half of the host budget.
 #[derive(Debug)]
 pub struct Parts {
     store: Store,
     object: ObjectRef,
     next: u32,
+    ahead: Ahead,
 }
 
 impl Parts {
     pub(super) fn new(store: Store, object: ObjectRef) -> Self {
-        Parts { store, object, next: 0 }
+        let ahead = Ahead::new(&store, &object, object.chunks());
+        Parts { store, object, next: 0, ahead }
     }
 }
 
@@ -31,9 +33,7 @@ impl Iterator for Parts {
         }
         self.next += 1;
         let ticket = self.store.lease_read(&self.object, index);
-        if let Ok(ahead) = self.object.0.chunk(self.next) {
-            self.store.prefetch_chunk(ahead);
-        }
+        self.ahead.follow(&self.store, &self.object, index);
         Some(ticket.wait().map(super::ReadLease::into_bytes))
     }
 

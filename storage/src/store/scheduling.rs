@@ -33,8 +33,4 @@ impl Store {
     pub fn end_schedule(&self) {
         self.0.handle.send(Msg::EndSchedule);
     }
-
-    pub(super) fn prefetch_chunk(&self, chunk: &Arc<Chunk>) {
-        self.0.handle.prefetch(vec![Arc::clone(chunk)]);
-    }
 }
