@@ -1,1 +1,3 @@
 //! Benches and comparisons of tensortier.
+
+pub mod soak;
