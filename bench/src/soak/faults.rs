@@ -19,6 +19,9 @@ const ENOSPC: i32 = 28;
 const EROFS: i32 = 30;
 const ETIMEDOUT: i32 = 110;
 
+/// What a read may fail with.
+pub(super) const READ_ERRORS: [i32; 2] = [EIO, ETIMEDOUT];
+
 /// How many operations a burst without room lasts.
 const BURST: u64 = 32;
 
@@ -72,7 +75,7 @@ impl Script {
         }
         match () {
             () if fails && write => Fault::Fail(Errno(numbers.pick(&[EIO, EIO, EROFS, ENOSPC]))),
-            () if fails => Fault::Fail(Errno(numbers.pick(&[EIO, ETIMEDOUT]))),
+            () if fails => Fault::Fail(Errno(numbers.pick(&READ_ERRORS))),
             () if flips => Fault::FlipBit(numbers.next() >> 8),
             () if delays => Fault::Delay(Duration::from_micros(numbers.below(3000))),
             () if holds => Fault::Hold(2 + numbers.below(4) as usize),

@@ -10,6 +10,7 @@ use tensortier_storage::error::{Error, ErrorKind};
 use tensortier_storage::store::Store;
 
 use super::config::Config;
+use super::faults::READ_ERRORS;
 use super::held::Held;
 use super::numbers::{Numbers, mix};
 use super::operation::{Operation, Verb};
@@ -177,7 +178,10 @@ impl<'a> Worker<'a> {
             (ErrorKind::Budget, Error::BudgetExhausted { .. }) => {
                 !self.common.single || holds || !self.held.is_empty()
             }
-            (ErrorKind::Io, Error::Read { .. }) => config.reads_fail,
+            // A closed path or a range that does not fit are never what was asked for.
+            (ErrorKind::Io, Error::Read { source, .. }) => {
+                config.reads_fail && READ_ERRORS.contains(&source.0)
+            }
             (ErrorKind::Corrupt, _) => config.bits_flip,
             (ErrorKind::NoSpace, _) => config.writes_fail,
             _ => false,
