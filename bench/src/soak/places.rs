@@ -108,6 +108,13 @@ impl Place {
         }
     }
 
+    /// Sets what goes wrong on a path in memory.
+    pub(super) fn set_mischief(&self, mischief: Mischief) {
+        if let Inner::Memory(path, _) = &self.inner {
+            path.set_mischief(mischief);
+        }
+    }
+
     /// Sets how much room there is, where that can be changed: `None` is as the settings say.
     pub(super) fn set_room(&self, bytes: Option<u64>) {
         if let Inner::Memory(path, mischief) = &self.inner {

@@ -101,7 +101,9 @@ fn open(setting: &Setting<'_>, config: Config, numbers: &mut Numbers) -> Result<
         put.map_err(|error| format!("putting {key}: {error}"))?;
         shared.insert(key, Arc::new(bytes));
     }
-    places.all().iter().for_each(|place| place.trouble(true));
+    if !setting.single {
+        places.all().iter().for_each(|place| place.trouble(true));
+    }
     Ok(Common {
         store,
         config,

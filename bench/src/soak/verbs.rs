@@ -109,6 +109,7 @@ impl Worker<'_> {
         let (mut views, mut at) = (Vec::new(), 0);
         let expect = self.expected(&key).ok_or("got what is not there")?;
         for (index, part) in parts.enumerate() {
+            self.settle_alone();
             let part = match part {
                 Ok(part) => part,
                 Err(error) => return self.may_fail(&error, !views.is_empty()),
@@ -184,7 +185,11 @@ impl Worker<'_> {
     fn change_chunk(&mut self, key: &str, n: u64, operation: &Operation) -> Done {
         let Some((object, index, range)) = self.chunk(key, n)? else { return Ok(()) };
         // A shared lease of our own makes an exclusive one wait for ourselves.
-        let limit = if self.held.is_empty() { PATIENCE } else { BRIEFLY };
+        let limit = match self.held.is_empty() {
+            true => PATIENCE,
+            false if self.common.single => 10 * BRIEFLY,
+            false => BRIEFLY,
+        };
         let ticket = self.common.store.lease_write(&object, index);
         let mut lease = match ticket.wait_timeout(limit) {
             Ok(Ok(lease)) => lease,
@@ -241,6 +246,7 @@ impl Worker<'_> {
         let (key, store) = (self.own_key(operation.key), &self.common.store);
         let Some((object, index, _)) = self.chunk(&key, operation.a)? else { return Ok(()) };
         let reading = store.lease_read(&object, index);
+        self.settle_alone();
         drop(store.lease_write(&object, (operation.b % u64::from(object.chunks())) as u32));
         if operation.b.is_multiple_of(2) {
             std::thread::yield_now();
@@ -252,7 +258,8 @@ impl Worker<'_> {
     pub(super) fn wait_briefly(&mut self, operation: &Operation) -> Done {
         let (key, store) = (self.any_key(operation), &self.common.store);
         let Some((object, index, range)) = self.chunk(&key, operation.a)? else { return Ok(()) };
-        let limit = Duration::from_micros(operation.b % 300);
+        let alone = self.common.single;
+        let limit = if alone { PATIENCE } else { Duration::from_micros(operation.b % 300) };
         let mut ticket = store.lease_read(&object, index);
         for _ in 0..1 + operation.seed % 3 {
             match ticket.wait_timeout(limit) {
@@ -398,7 +405,7 @@ impl Worker<'_> {
 
     /// Ends what goes wrong on the paths for a while, or begins it again.
     pub(super) fn trouble(&mut self, operation: &Operation) {
-        if self.id == 0 {
+        if self.id == 0 && !self.common.single {
             for (_, place) in self.common.places.active() {
                 place.trouble(!operation.a.is_multiple_of(4));
             }

@@ -7,8 +7,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use tensortier_storage::error::{Error, ErrorKind};
+use tensortier_storage::path::memory::Mischief;
 use tensortier_storage::store::Store;
 
+use super::check::settle;
 use super::config::Config;
 use super::faults::READ_ERRORS;
 use super::held::Held;
@@ -125,13 +127,39 @@ impl<'a> Worker<'a> {
                 progress.store((number + 1) << 8 | operation.verb as u64, Ordering::SeqCst);
             }
             let failed = |what| format!("{:?} {operation:?}: {what}", operation.verb);
+            self.trouble_alone(&operation);
             self.apply(&operation).map_err(failed)?;
             self.operations = number + 1;
-            if self.common.single {
-                super::check::settle(self.common);
-            }
+            self.settle_alone();
         }
         self.held.iter().try_for_each(Held::check)
+    }
+
+    /// Alone, an operation meets what goes wrong as a whole: which of its transfers comes first then
+    /// makes no difference.
+    fn trouble_alone(&self, operation: &Operation) {
+        let config = &self.common.config;
+        if !self.common.single {
+            return;
+        }
+        let every = |on: bool, at: u64| u64::from(on && operation.seed >> 8 & 7 == at);
+        let mischief = Mischief {
+            fail_read_every: every(config.reads_fail, 0),
+            flip_read_every: every(config.bits_flip, 1),
+            // A write that fails is tried again before the next one fails.
+            fail_write_every: 7 * u64::from(config.writes_fail),
+            ..Mischief::default()
+        };
+        for (_, place) in self.common.places.active() {
+            place.set_mischief(mischief);
+        }
+    }
+
+    /// Alone, waits until what was begun has ended, so that nothing depends on timing.
+    pub(super) fn settle_alone(&self) {
+        if self.common.single {
+            settle(self.common);
+        }
     }
 
     fn apply(&mut self, operation: &Operation) -> Result<(), String> {
