@@ -75,7 +75,8 @@ fn what_is_being_put_is_moved_off_a_removed_path_too() {
     let (first, second) =
         (Arc::new(MemoryPath::new("first", 1e9)), Arc::new(MemoryPath::new("second", 1e9)));
     let slow = Mischief { delay: Duration::from_millis(2), ..Mischief::default() };
-    (first.set_mischief(slow), second.set_mischief(slow));
+    first.set_mischief(slow);
+    second.set_mischief(slow);
     let store = store_over(&[&first, &second], 4);
     let data = bytes(3, 60 * 4096 + 5);
     std::thread::scope(|scope| {

@@ -46,7 +46,7 @@ pub(super) fn settle(common: &Common) {
         (common.store.stats(), outstanding)
     };
     let (mut last, mut same) = (look(), 0);
-    while same < 3 {
+    while same < 8 {
         std::thread::sleep(Duration::from_micros(100));
         let now = look();
         same = if now == last && now.1 == 0 { same + 1 } else { 0 };

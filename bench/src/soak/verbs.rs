@@ -353,6 +353,7 @@ impl Worker<'_> {
         });
         let stops_after = 1 + operation.b as usize % 64;
         for (key, chunk) in chunks.take(stops_after) {
+            self.settle_alone();
             self.change_chunk(key, chunk, operation)?;
         }
         Ok(())
