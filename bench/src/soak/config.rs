@@ -87,6 +87,7 @@ impl Config {
         let writes_fail = numbers.one_in(2) && !(single && count > 1);
         let wrong = Wrong { reads_fail, bits_flip, writes_fail, single, budget };
         let paths = (0..count).map(|_| PathConfig::draw(numbers, &wrong)).collect();
+        let (least, most) = if single { (150, 300) } else { (1500, 12_000) };
         let paths_move = numbers.one_in(2) && !single;
         Config {
             chunk_bytes,
@@ -95,8 +96,7 @@ impl Config {
             patience: numbers.pick(&[Duration::ZERO, Duration::from_millis(30)]),
             paths,
             longest,
-            operations: ((1 << 32) / threads / longest)
-                .clamp(if single { 150 } else { 1500 }, if single { 1500 } else { 12_000 }),
+            operations: ((1 << 32) / threads / longest).clamp(least, most),
             reads_fail,
             bits_flip,
             writes_fail,

@@ -51,7 +51,7 @@ pub(super) fn same(got: &[u8], expect: &[u8]) -> Result<(), String> {
     }
     let differ = || got.iter().zip(expect).enumerate().filter(|(_, (a, b))| a != b);
     let Some((at, (got, expect))) = differ().next() else { return Ok(()) };
-    let last = differ().last().map_or(at, |(at, _)| at);
+    let last = differ().next_back().map_or(at, |(at, _)| at);
     let count = differ().count();
     Err(format!("{count} bytes differ, in {at}..={last}: first is {got:#x}, not {expect:#x}"))
 }

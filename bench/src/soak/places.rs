@@ -60,7 +60,7 @@ impl Place {
         let PathConfig { kind, seed, share_bps, quota, wrongs } = config.clone();
         match kind {
             PathKind::Memory => {
-                let every = |per_mille: u64| if per_mille == 0 { 0 } else { 1000 / per_mille };
+                let every = |per_mille: u64| 1000_u64.checked_div(per_mille).unwrap_or(0);
                 let mischief = Mischief {
                     quota_bytes: quota.unwrap_or(0),
                     fail_write_every: every(wrongs.writes_fail),
