@@ -10,6 +10,7 @@ pub mod paths;
 pub mod raw;
 pub mod recovery;
 pub mod small;
+pub mod soak;
 pub mod table;
 
 /// What a bench may fail with: an error of the store, of the system, or a wrong byte.

@@ -71,6 +71,29 @@ fn an_added_path_takes_its_share_and_a_removed_one_is_emptied() {
 }
 
 #[test]
+fn what_is_being_put_is_moved_off_a_removed_path_too() {
+    let (first, second) =
+        (Arc::new(MemoryPath::new("first", 1e9)), Arc::new(MemoryPath::new("second", 1e9)));
+    let slow = Mischief { delay: Duration::from_millis(2), ..Mischief::default() };
+    first.set_mischief(slow);
+    second.set_mischief(slow);
+    let store = store_over(&[&first, &second], 4);
+    let data = bytes(3, 60 * 4096 + 5);
+    std::thread::scope(|scope| {
+        // Its first chunks leave memory for a path before its last are there and it has its key.
+        scope.spawn(|| store.put("large", DType::U8, &[data.len() as u64], &data).unwrap());
+        while first.counters().used_bytes == 0 {
+            std::thread::yield_now();
+        }
+        store.remove_path(PathId(0), Duration::from_secs(20)).unwrap();
+        assert_eq!(first.counters().used_bytes, 0);
+    });
+    let mut got = vec![0; data.len()];
+    store.get_into("large", &mut got).unwrap();
+    assert!(got == data);
+}
+
+#[test]
 fn a_path_that_does_not_fit_elsewhere_stays_readable() {
     let (large, small) =
         (Arc::new(MemoryPath::new("large", 1e9)), Arc::new(MemoryPath::new("small", 1.0)));

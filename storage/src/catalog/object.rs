@@ -92,6 +92,8 @@ impl Object {
 #[derive(Debug, Default)]
 pub(crate) struct Catalog {
     objects: BTreeMap<Key, Arc<Object>>,
+    /// Objects that are being put and have no key yet; their first chunks may be on a path already.
+    arriving: Vec<Arc<Object>>,
 }
 
 impl Catalog {
@@ -106,6 +108,21 @@ impl Catalog {
         }
         self.objects.insert(key, object);
         Ok(())
+    }
+
+    /// Takes note of an object that is being put, until [`Catalog::arrived`].
+    pub(crate) fn arrives(&mut self, object: &Arc<Object>) {
+        self.arriving.push(Arc::clone(object));
+    }
+
+    /// An object was put, or will not be.
+    pub(crate) fn arrived(&mut self, object: &Arc<Object>) {
+        self.arriving.retain(|other| !Arc::ptr_eq(other, object));
+    }
+
+    /// Returns every object that may have bytes on a path, those being put too.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<Object>> {
+        self.objects.values().chain(&self.arriving)
     }
 
     /// Puts an object under `key` and returns the one it replaces.

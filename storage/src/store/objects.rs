@@ -129,14 +129,19 @@ impl Store {
         self.check_open()?;
         let object = self.new_object(key, dtype, shape, self.0.chunk_bytes)?;
         object.expect_len(bytes.len())?;
-        let parts = bytes.chunks(object.chunk_bytes as usize);
-        for (chunk, part) in object.chunks.iter().zip(parts) {
-            if let Err(error) = self.put_chunk(chunk, part) {
-                self.0.handle.send(Msg::Delete(object));
-                return Err(error);
-            }
+        let key = Key::new(key)?;
+        let mut parts = object.chunks.iter().zip(bytes.chunks(object.chunk_bytes as usize));
+        self.0.catalog.lock().arrives(&object);
+        let put = parts.try_for_each(|(chunk, part)| self.put_chunk(chunk, part));
+        let mut catalog = self.0.catalog.lock();
+        catalog.arrived(&object);
+        if let Err(error) = put {
+            drop(catalog);
+            self.0.handle.send(Msg::Delete(object));
+            return Err(error);
         }
-        let old = self.0.catalog.lock().replace(Key::new(key)?, Arc::clone(&object));
+        let old = catalog.replace(key, Arc::clone(&object));
+        drop(catalog);
         if let Some(old) = old {
             self.0.handle.send(Msg::Delete(old));
         }

@@ -1,7 +1,7 @@
 //! Changing the paths of a running store: adding one, emptying one, and adopting a tensor file.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::catalog::{Chunk, DiskCopy, Key, Object};
 use crate::clock::Clock;
@@ -19,6 +19,9 @@ use super::{ObjectRef, Store};
 
 /// How often a path is looked at again for chunks that were on their way to it when it was retired.
 const DRAIN_LOOKS: usize = 8;
+
+/// How long to wait before a path without chunks is looked at again for space not yet freed.
+const DRAIN_PAUSE: Duration = Duration::from_millis(1);
 
 impl Store {
     /// Adds a directory as a path; new bytes go there from now on, by its share.
@@ -66,8 +69,8 @@ impl Store {
     /// # Errors
     /// [`Error::OutOfRange`] for an id that is not of a path that takes writes, [`Error::Config`] for
     /// the last such path, [`Error::NoSpace`] when the others cannot take it all, and the errors of a
-    /// lease: the path then stays in service. [`Error::Timeout`] when the emptied path does not answer
-    /// within `grace` at the end.
+    /// lease: the path then stays in service, as with [`Error::Timeout`] when transfers from or to it do
+    /// not end within `grace`. [`Error::Timeout`] also when the emptied path does not close within it.
     pub fn remove_path(&self, path: PathId, grace: Duration) -> Result<()> {
         self.check_open()?;
         let members = self.0.handle.shared.paths.all();
@@ -85,7 +88,7 @@ impl Store {
             });
         }
         self.let_path_take_writes(path, false)?;
-        if let Err(error) = self.empty_path(member) {
+        if let Err(error) = self.empty_path(member, grace) {
             self.let_path_take_writes(path, true)?;
             return Err(error);
         }
@@ -102,29 +105,39 @@ impl Store {
     }
 
     /// Moves everything off a path that takes no writes any more.
-    fn empty_path(&self, member: &Member) -> Result<()> {
-        for _ in 0..DRAIN_LOOKS {
+    fn empty_path(&self, member: &Member, grace: Duration) -> Result<()> {
+        let removing = || format!("removing {}", member.store.capabilities().dir.display());
+        let (begin, mut looks) = (Instant::now(), 0);
+        loop {
             let left = self.chunks_on(member.id);
-            if left.is_empty() && member.store.outstanding().write_bytes == 0 {
-                return Ok(());
+            // Space that no chunk has belongs to a write or a read whose end is still to be told.
+            if left.is_empty() {
+                if member.store.counters().used_bytes == 0 {
+                    return Ok(());
+                }
+                if begin.elapsed() >= grace {
+                    return Err(Error::Timeout { what: removing(), after: grace });
+                }
+                std::thread::sleep(DRAIN_PAUSE);
+            } else if looks == DRAIN_LOOKS {
+                let why = "chunks under exclusive leases stayed on it; end them and try again";
+                return Err(Error::Config { what: removing(), why: String::from(why) });
+            } else {
+                looks += 1;
             }
             for chunk in left {
                 self.move_off(&chunk, member.id)?;
             }
             self.flush()?;
         }
-        Err(Error::Config {
-            what: format!("removing {}", member.store.capabilities().dir.display()),
-            why: String::from("chunks under exclusive leases stayed on it; end them and try again"),
-        })
     }
 
     fn chunks_on(&self, path: PathId) -> Vec<Arc<Chunk>> {
         let on_it = |chunk: &&Arc<Chunk>| {
             chunk.cell.lock().disk.as_ref().is_some_and(|disk| disk.path == path)
         };
-        let objects = self.0.catalog.lock().list("");
-        let chunks = objects.iter().flat_map(|(_, object)| object.chunks.iter());
+        let objects: Vec<_> = self.0.catalog.lock().all().cloned().collect();
+        let chunks = objects.iter().flat_map(|object| object.chunks.iter());
         chunks.filter(on_it).cloned().collect()
     }
 

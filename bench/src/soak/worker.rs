@@ -1,0 +1,224 @@
+//! One thread of a round: draws operations, applies them to the store and to its model, and compares.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use tensortier_storage::error::{Error, ErrorKind};
+use tensortier_storage::path::memory::Mischief;
+use tensortier_storage::store::Store;
+
+use super::check::settle;
+use super::config::Config;
+use super::faults::READ_ERRORS;
+use super::held::Held;
+use super::numbers::{Numbers, mix};
+use super::operation::{Operation, Verb};
+use super::places::Places;
+
+/// Longer than any answer may take.
+pub(super) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What a round's threads share.
+#[derive(Debug)]
+pub(super) struct Common {
+    pub(super) store: Store,
+    pub(super) config: Config,
+    pub(super) places: Arc<Places>,
+    pub(super) base: std::path::PathBuf,
+    /// Objects that all read and nobody changes.
+    pub(super) shared: BTreeMap<String, Arc<Vec<u8>>>,
+    pub(super) stop: AtomicBool,
+    pub(super) until: Option<Instant>,
+    pub(super) single: bool,
+    /// Each thread's operation under way, and the verb, for whoever finds that it hangs.
+    pub(super) progress: Vec<AtomicU64>,
+}
+
+/// Something that must not be.
+#[derive(Debug, Clone)]
+pub struct Violation {
+    /// The seed of the run.
+    pub seed: u64,
+    /// Which round, counted from 0.
+    pub round: u64,
+    /// Which thread, or `None` for what was found when all had ended.
+    pub thread: Option<usize>,
+    /// The number of the operation in that thread.
+    pub operation: u64,
+    /// What was done and what differed.
+    pub what: String,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Violation { seed, round, operation, what, .. } = self;
+        match self.thread {
+            Some(thread) => {
+                write!(f, "seed {seed} round {round} thread {thread} operation {operation}: {what}")
+            }
+            None => write!(f, "seed {seed} round {round}, at its end: {what}"),
+        }
+    }
+}
+
+/// One thread's state.
+#[derive(Debug)]
+pub(super) struct Worker<'a> {
+    pub(super) common: &'a Common,
+    pub(super) id: usize,
+    pub(super) model: BTreeMap<String, Vec<u8>>,
+    pub(super) held: Vec<Held>,
+    pub(super) operations: u64,
+    /// Operations that failed as they may.
+    pub(super) refused: u64,
+    /// Of what was drawn.
+    pub(super) drawn: u64,
+    /// Of what came of it.
+    pub(super) outcome: u64,
+    numbers: Numbers,
+}
+
+impl<'a> Worker<'a> {
+    pub(super) fn new(common: &'a Common, id: usize, numbers: Numbers) -> Self {
+        Worker {
+            common,
+            id,
+            model: BTreeMap::new(),
+            held: Vec::new(),
+            operations: 0,
+            refused: 0,
+            drawn: 0,
+            outcome: 0,
+            numbers,
+        }
+    }
+
+    /// Runs all operations of the round.
+    ///
+    /// # Errors
+    /// What was done and what differed.
+    pub(super) fn run(&mut self) -> Result<(), String> {
+        let result = self.run_all();
+        if result.is_err() {
+            self.common.stop.store(true, Ordering::SeqCst);
+        }
+        if let Some(progress) = self.common.progress.get(self.id) {
+            progress.store(0, Ordering::SeqCst);
+        }
+        result
+    }
+
+    fn run_all(&mut self) -> Result<(), String> {
+        let over = |common: &Common| {
+            common.stop.load(Ordering::SeqCst)
+                || common.until.is_some_and(|until| Instant::now() >= until)
+        };
+        for number in 0..self.common.config.operations {
+            if over(self.common) {
+                break;
+            }
+            let operation = Operation::draw(&mut self.numbers);
+            self.operations = number;
+            self.drawn = operation.digest(self.drawn);
+            if let Some(progress) = self.common.progress.get(self.id) {
+                progress.store((number + 1) << 8 | operation.verb as u64, Ordering::SeqCst);
+            }
+            let failed = |what| format!("{:?} {operation:?}: {what}", operation.verb);
+            self.trouble_alone(&operation);
+            self.apply(&operation).map_err(failed)?;
+            self.operations = number + 1;
+            self.settle_alone();
+        }
+        self.held.iter().try_for_each(Held::check)
+    }
+
+    /// Alone, an operation meets what goes wrong as a whole: which of its transfers comes first then
+    /// makes no difference.
+    fn trouble_alone(&self, operation: &Operation) {
+        let config = &self.common.config;
+        if !self.common.single {
+            return;
+        }
+        let every = |on: bool, at: u64| u64::from(on && operation.seed >> 8 & 7 == at);
+        let mischief = Mischief {
+            fail_read_every: every(config.reads_fail, 0),
+            flip_read_every: every(config.bits_flip, 1),
+            // A write that fails is tried again before the next one fails.
+            fail_write_every: 7 * u64::from(config.writes_fail),
+            ..Mischief::default()
+        };
+        for (_, place) in self.common.places.active() {
+            place.set_mischief(mischief);
+        }
+    }
+
+    /// Alone, waits until what was begun has ended, so that nothing depends on timing.
+    pub(super) fn settle_alone(&self) {
+        if self.common.single {
+            settle(self.common);
+        }
+    }
+
+    fn apply(&mut self, operation: &Operation) -> Result<(), String> {
+        let refused = self.refused;
+        match operation.verb {
+            Verb::Create => self.create(operation)?,
+            Verb::Put => self.put(operation)?,
+            Verb::Get => self.get(operation)?,
+            Verb::GetInto => self.get_into(operation)?,
+            Verb::GetRange => self.get_range(operation)?,
+            Verb::Change => self.change(operation)?,
+            Verb::HoldRead => self.hold_read(operation)?,
+            Verb::DropHeld => self.drop_held(operation)?,
+            Verb::Abandon => self.abandon(operation)?,
+            Verb::WaitBriefly => self.wait_briefly(operation)?,
+            Verb::Prefetch => self.prefetch(operation)?,
+            Verb::Evict => self.evict(operation)?,
+            Verb::Delete => self.delete(operation)?,
+            Verb::Rename => self.rename(operation)?,
+            Verb::Flush => self.flush()?,
+            Verb::List => self.list()?,
+            Verb::Pass => self.pass(operation)?,
+            Verb::EndSchedule => self.common.store.end_schedule(),
+            Verb::AddPath => self.add_path(operation)?,
+            Verb::RemovePath => self.remove_path(operation)?,
+            Verb::Room => self.room(operation),
+            Verb::Trouble => self.trouble(operation),
+        }
+        self.outcome = mix(self.outcome ^ (self.refused - refused) ^ mix(operation.key));
+        if let Some(held) = self.held.get(operation.b as usize % self.held.len().max(1)) {
+            held.check()?;
+        }
+        Ok(())
+    }
+
+    /// Takes note of an error if it is one that may come here.
+    ///
+    /// # Errors
+    /// The error, if it may not.
+    pub(super) fn may_fail(&mut self, error: &Error, holds: bool) -> Result<(), String> {
+        let config = &self.common.config;
+        let legal = match (error.kind(), error) {
+            // Alone and without leases nothing can hold memory.
+            (ErrorKind::Budget, Error::BudgetExhausted { .. }) => {
+                !self.common.single || holds || !self.held.is_empty()
+            }
+            // A closed path or a range that does not fit are never what was asked for.
+            (ErrorKind::Io, Error::Read { source, .. }) => {
+                config.reads_fail && READ_ERRORS.contains(&source.0)
+            }
+            (ErrorKind::Corrupt, _) => config.bits_flip,
+            (ErrorKind::NoSpace, _) => config.writes_fail,
+            _ => false,
+        };
+        if !legal {
+            return Err(format!("an error that may not be: {error} ({error:?})"));
+        }
+        self.refused += 1;
+        self.outcome = mix(self.outcome ^ error.kind() as u64);
+        Ok(())
+    }
+}
