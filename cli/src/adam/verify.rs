@@ -219,3 +219,65 @@ impl Scratch {
         slot.as_mut().ok_or_else(|| "no memory to verify in".into())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::adam::model::dtype;
+    use crate::adam::places;
+    use crate::args::{AdamArgs, Command, parse};
+    use tensortier::optimizer::{Options, Plan, StepIo, WeightMut};
+
+    fn args(dir: &std::path::Path) -> AdamArgs {
+        let dir = dir.display().to_string();
+        let line = ["tensortier", "adam", "--params", "70000", "--host-memory", "16MiB", "--path"];
+        match parse(line.into_iter().chain([dir.as_str()])).unwrap().command {
+            Command::Adam(args) => *args,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn one_flipped_bit_is_found_and_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let args = args(dir.path());
+        let description = Description::new(&args).unwrap();
+        let plan = Plan::new(description.params.clone(), Options::default(), 16 << 20).unwrap();
+        let hyper = plan.options.hyper;
+        let store = places::open(&args, &places::paths(&args)).unwrap();
+        let mut optimizer = Optimizer::open(store.clone(), plan).unwrap();
+        let grad_dtype = dtype(args.grads);
+        let mut model = description.load(grad_dtype).unwrap();
+        model.make_gradients(args.seed, 1, 1);
+        optimizer.step(&mut model).unwrap();
+        let verdict = |model: &Model| {
+            let (description, optimizer) = (&description, &optimizer);
+            let (seed, steps, stop) = (args.seed, 1, &AtomicBool::new(false));
+            Verification { description, model, optimizer, hyper, seed, steps, grad_dtype, stop }
+                .run(2, &ProgressBar::hidden())
+                .unwrap()
+        };
+        assert_eq!(verdict(&model), Verdict::Same);
+
+        let flip = |model: &mut Model| match model.segment(2, 5..6).weight {
+            WeightMut::Bf16(weight) => weight[0] ^= 1,
+            other => panic!("{other:?}"),
+        };
+        flip(&mut model);
+        let Verdict::Different(what) = verdict(&model) else { panic!("a flipped weight") };
+        let name = &description.params[2].name;
+        assert!(
+            what.contains("weights") && what.contains(name) && what.contains("element 5"),
+            "{what}"
+        );
+        flip(&mut model);
+
+        let chunk = store.object("optimizer/subgroup/000000").unwrap();
+        // The last byte belongs to v of the last parameter.
+        let elems = optimizer.plan().subgroups[0].elems as usize;
+        let at = 2 * (elems * 4).next_multiple_of(64) + elems * 4 - 1;
+        store.lease_write(&chunk, 0).wait().unwrap()[at] ^= 1;
+        let Verdict::Different(what) = verdict(&model) else { panic!("a flipped plane") };
+        assert!(what.contains("plane v"), "{what}");
+    }
+}
