@@ -160,29 +160,4 @@ mod tests {
             assert!(same < 3, "{same}");
         }
     }
-
-    #[test]
-    #[ignore = "prints rates; run it with --release --nocapture on an idle machine"]
-    fn rates() {
-        const ELEMS: usize = 1 << 22;
-        let (mut narrow, mut wide) = (vec![0u16; ELEMS], vec![0f32; ELEMS]);
-        let mut time = |what: &str, run: &mut dyn FnMut(&mut [u16], &mut [f32])| {
-            let mut best = f64::INFINITY;
-            for _ in 0..20 {
-                let start = std::time::Instant::now();
-                run(&mut narrow, &mut wide);
-                best = best.min(start.elapsed().as_secs_f64());
-            }
-            println!("{what}: {:.0} M elements/s", ELEMS as f64 / best / 1e6);
-        };
-        let range = 0..ELEMS as u64;
-        use crate::{gradient, model};
-        let all = || range.clone();
-        time("gradient bf16", &mut |n, _| gradient::fill(1, 1, 1, all(), ElementsMut::Bf16(n)));
-        time("gradient fp16", &mut |n, _| gradient::fill(1, 1, 1, all(), ElementsMut::F16(n)));
-        time("gradient fp32", &mut |_, w| gradient::fill(1, 1, 1, all(), ElementsMut::F32(w)));
-        time("weights bf16", &mut |n, _| model::fill(1, 1, all(), ElementsMut::Bf16(n)));
-        time("weights fp16", &mut |n, _| model::fill(1, 1, all(), ElementsMut::F16(n)));
-        time("weights fp32", &mut |_, w| model::fill(1, 1, all(), ElementsMut::F32(w)));
-    }
 }
