@@ -2,6 +2,8 @@
 
 use tensortier_storage::arena::granules_up;
 use tensortier_storage::dtype::DType;
+use tensortier_storage::id::{ChunkId, ObjectId};
+use tensortier_storage::schedule::{Access, Fate, Schedule};
 use tensortier_storage::units::Bytes;
 
 use crate::error::{Error, Result};
@@ -116,22 +118,47 @@ impl Plan {
     }
 
     /// Returns what step `t` (counted from 1) leaves in memory when every subgroup is updated: K(t)
-    /// of the closed form; nothing of use with [`Eviction::Lru`] and a repeated direction.
+    /// of the closed form for alternating directions, and what the store's own plan keeps for a
+    /// repeated one. With [`Eviction::Lru`] it is all or, for a repeated direction, nothing.
     pub fn kept_after(&self, t: u64) -> Kept {
         let n = self.subgroups.len();
         let memory: Vec<u64> = self.subgroup_bytes.iter().map(|b| granules_up(*b)).collect();
-        let capacity = match (self.options.eviction, self.options.order) {
-            (Eviction::Schedule, _) => self.host_bytes.saturating_sub(self.reserve_bytes),
-            (Eviction::Lru, _) => self.host_bytes,
-        };
-        let fits_all = memory.iter().sum::<u64>() <= capacity;
-        let order = match (self.options.eviction, self.options.order) {
-            (Eviction::Lru, _) if !fits_all => return Kept::default(),
-            // A fixed set stays: the first ones that fit.
-            (_, Order::Ascending) => Order::Ascending.of_step(1, n).into_iter().rev().collect(),
-            (_, Order::Alternate) => Order::Alternate.of_step(t, n),
-        };
-        longest_suffix(&order, &self.subgroup_bytes, &memory, capacity)
+        let capacity = self.host_bytes.saturating_sub(self.reserve_bytes);
+        match (self.options.eviction, self.options.order) {
+            (Eviction::Lru, _) if memory.iter().sum::<u64>() <= self.host_bytes => {
+                Kept { subgroups: n as u64, bytes: self.state_bytes() }
+            }
+            (Eviction::Lru, _) => Kept::default(),
+            (Eviction::Schedule, Order::Alternate) => {
+                let order = Order::Alternate.of_step(t, n);
+                longest_suffix(&order, &self.subgroup_bytes, &memory, capacity)
+            }
+            (Eviction::Schedule, Order::Ascending) => self.fixed_set(t, &memory, capacity),
+        }
+    }
+
+    /// Returns what `t` passes in one direction leave, by the plan that the store makes of each.
+    fn fixed_set(&self, t: u64, memory: &[u64], capacity: u64) -> Kept {
+        let id = |index: usize| ChunkId { object: ObjectId(index as u64), index: 0 };
+        let access = |(index, bytes): (usize, &u64)| Access { chunk: id(index), bytes: *bytes };
+        let pass: Vec<Access> = memory.iter().enumerate().map(access).collect();
+        let mut kept = vec![false; memory.len()];
+        for _ in 0..t {
+            let here = |chunk: ChunkId| kept[chunk.object.0 as usize];
+            let mut schedule = Schedule::new(pass.clone(), pass.clone(), capacity, here);
+            let next: Vec<bool> =
+                (0..memory.len()).map(|index| schedule.used(id(index)) == Fate::Keep).collect();
+            // It settles after a pass or two.
+            if next == kept {
+                break;
+            }
+            kept = next;
+        }
+        let bytes = self.subgroup_bytes.iter().zip(&kept).filter(|(_, kept)| **kept);
+        Kept {
+            subgroups: kept.iter().filter(|kept| **kept).count() as u64,
+            bytes: bytes.map(|(bytes, _)| bytes).sum(),
+        }
     }
 }
 

@@ -113,12 +113,14 @@ impl Mover {
     }
 
     fn prefetch_into(&mut self, chunk: &Arc<Chunk>, frame: FrameMut) -> bool {
-        let load = chunk.cell.lock().residency.prefetch() == Prefetch::Load;
-        if load {
-            chunk.last_use.store(self.handle.tick(), Ordering::Relaxed);
-            chunk.awaited.store(true, Ordering::Relaxed);
-            self.fill(Arc::clone(chunk), frame, Class::Prefetch);
+        if chunk.cell.lock().residency.prefetch() != Prefetch::Load {
+            // A lease asked for it since it was looked at: the frame is for that one, whose message
+            // is on its way. What is used later would take it, and cost a chunk that is kept.
+            return false;
         }
+        chunk.last_use.store(self.handle.tick(), Ordering::Relaxed);
+        chunk.awaited.store(true, Ordering::Relaxed);
+        self.fill(Arc::clone(chunk), frame, Class::Prefetch);
         true
     }
 
