@@ -186,18 +186,10 @@ pub fn remove_leftover(leftover: &Leftover, force: bool) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::lock::tests::entries;
     use super::super::lock::{ScratchDir, is_our_file};
     use super::*;
     use std::os::unix::fs::symlink;
-
-    fn entries(dir: &Path) -> Vec<String> {
-        let mut names: Vec<_> = std::fs::read_dir(dir)
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-            .collect();
-        names.sort();
-        names
-    }
 
     /// Leaves a directory behind as a process that was killed does.
     fn abandon(base: &Path, change: impl FnOnce(&mut Owner)) -> PathBuf {

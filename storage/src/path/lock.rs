@@ -263,11 +263,12 @@ pub(super) fn remove_ours(
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
 
-    fn entries(dir: &Path) -> Vec<String> {
+    /// Returns the names in a directory, in order.
+    pub(in super::super) fn entries(dir: &Path) -> Vec<String> {
         let mut names: Vec<_> = std::fs::read_dir(dir)
             .unwrap()
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())
