@@ -30,8 +30,19 @@ pub(crate) enum Drain {
     None,
     /// Decided; a lease may still take it back.
     Queued,
-    /// The bytes of this version are on their way to a path.
-    Active(Version),
+    /// The newest bytes are on their way to a path; nobody changes them meanwhile.
+    Active,
+}
+
+/// The copy on a path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub(crate) enum Stored {
+    #[default]
+    None,
+    /// It is of a version before the newest.
+    Older,
+    /// It is of the newest version.
+    Newest,
 }
 
 /// Whether the chunk is to leave memory.
@@ -56,8 +67,7 @@ pub(crate) struct Residency {
     pub(crate) leaving: Leaving,
     /// The version of the newest contents; 0 was never written and reads as zeros.
     pub(crate) newest: Version,
-    /// The version of the copy on a path.
-    pub(crate) stored: Option<Version>,
+    pub(crate) stored: Stored,
     pub(crate) deleted: bool,
 }
 
@@ -114,7 +124,7 @@ pub(crate) enum After {
 impl Residency {
     /// Returns whether memory holds something no path has.
     pub(crate) fn dirty(&self) -> bool {
-        self.host == Host::Valid && self.newest != Version(0) && self.stored != Some(self.newest)
+        self.host == Host::Valid && self.newest != Version(0) && self.stored != Stored::Newest
     }
 
     /// Returns whether a lease holds the chunk.
@@ -124,7 +134,7 @@ impl Residency {
 
     /// Returns whether the frame lies still: nobody reads, writes, fills or drains it.
     pub(crate) fn at_rest(&self) -> bool {
-        self.host == Host::Valid && !self.leased() && !matches!(self.drain, Drain::Active(_))
+        self.host == Host::Valid && !self.leased() && self.drain != Drain::Active
     }
 
     /// Returns whether the frame could leave now or after a write-back that is not yet decided.
@@ -147,20 +157,20 @@ impl Residency {
 
     /// Returns whether nothing will be read from or recorded as the copy on a path any more.
     pub(crate) fn disk_unused(&self) -> bool {
-        self.deleted && !matches!(self.drain, Drain::Active(_))
+        self.deleted && self.drain != Drain::Active
     }
 
     /// The chunk's contents are on a path as this version, before anything of it was in memory.
     pub(crate) fn stored_already(&mut self, version: Version) {
         self.newest = version;
-        self.stored = Some(version);
+        self.stored = Stored::Newest;
     }
 
     /// The copy on a path shall be made anew: from now on memory alone has the contents, which must
     /// be valid and held by a lease. A write-back under way makes one already.
     pub(crate) fn rewrite(&mut self) {
         if self.host == Host::Valid && self.drain == Drain::None && self.newest != Version(0) {
-            self.stored = None;
+            self.stored = Stored::Older;
         }
     }
 
@@ -215,7 +225,7 @@ impl Residency {
     pub(crate) fn unlease_write(&mut self, changed: bool) -> After {
         self.writer = false;
         if changed {
-            self.newest.0 += 1;
+            self.change();
         }
         self.after()
     }
@@ -247,7 +257,15 @@ impl Residency {
     /// New contents were put in a frame that was not filled from a path.
     pub(crate) fn put(&mut self) {
         self.host = Host::Valid;
+        self.change();
+    }
+
+    /// The contents are new.
+    fn change(&mut self) {
         self.newest.0 += 1;
+        if self.stored == Stored::Newest {
+            self.stored = Stored::Older;
+        }
     }
 
     /// The chunk shall leave memory.
@@ -273,7 +291,7 @@ impl Residency {
     pub(crate) fn flush(&mut self) -> Evict {
         match self.drain {
             _ if self.deleted => Evict::Nothing,
-            Drain::Queued | Drain::Active(_) => {
+            Drain::Queued | Drain::Active => {
                 // From now on a lease must not take this write-back back.
                 if self.leaving == Leaving::IfUnused {
                     self.leaving = Leaving::No;
@@ -293,17 +311,17 @@ impl Residency {
     pub(crate) fn start_drain(&mut self) -> bool {
         let wanted = self.drain == Drain::Queued && !self.deleted;
         if wanted {
-            self.drain = Drain::Active(self.newest);
+            self.drain = Drain::Active;
         }
         wanted
     }
 
     /// A write-back ended. After a failure the chunk stays in memory, still dirty.
     pub(crate) fn drained(&mut self, ok: bool) -> After {
-        if let Drain::Active(version) = self.drain {
+        if self.drain == Drain::Active {
             self.drain = Drain::None;
             if ok {
-                self.stored = Some(version);
+                self.stored = Stored::Newest;
             } else {
                 self.leaving = Leaving::No;
             }
@@ -384,7 +402,7 @@ mod tests {
             Event::UnleaseWrite(_) => state.writer && state.newest < Version(3),
             Event::Filled(_) => state.host == Host::Filling,
             Event::StartDrain => true,
-            Event::Drained(_) => matches!(state.drain, Drain::Active(_)),
+            Event::Drained(_) => state.drain == Drain::Active,
             Event::Delete => !state.deleted,
         }
     }
@@ -399,7 +417,7 @@ mod tests {
                         assert_eq!(old.host, Host::Valid);
                         assert!(!old.writer && !old.deleted);
                         assert!(mode == Mode::Read || old.readers == 0);
-                        assert!(mode == Mode::Read || !matches!(old.drain, Drain::Active(_)));
+                        assert!(mode == Mode::Read || old.drain != Drain::Active);
                         assert_eq!(rescued, old.drain == Drain::Queued && new.drain == Drain::None);
                     }
                     Lease::Load => assert_eq!((old.host, new.host), (Host::None, Host::Filling)),
@@ -451,11 +469,8 @@ mod tests {
                     was.dirty()
                 }
         );
-        if let Drain::Active(version) = state.drain {
-            assert_eq!(
-                version, state.newest,
-                "the draining version is the newest: {old:?} {event:?}"
-            );
+        if state.drain == Drain::Active {
+            assert_eq!(state.newest, old.newest, "what drains does not change: {old:?} {event:?}");
         }
     }
 
@@ -499,7 +514,7 @@ mod tests {
                 quiet.filled(true);
             }
             quiet.start_drain();
-            if matches!(quiet.drain, Drain::Active(_)) {
+            if quiet.drain == Drain::Active {
                 quiet.drained(true);
             }
             let granted = match quiet.lease(Mode::Write, false) {

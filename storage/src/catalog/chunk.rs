@@ -1,30 +1,21 @@
-//! A chunk: its residency, the frame and the extent that hold its copies, and who waits for it.
+//! A chunk: its residency, the frame and the extents that hold its copies, and who waits for it.
+//! What only a chunk in memory needs is kept apart, so that one on a path alone is small.
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::arena::{FillGuard, FrameMut, FrameRef};
-use crate::codec::{Checksums, Packed};
 use crate::error::Result;
-use crate::id::{ChunkId, PathId};
-use crate::path::Extent;
 use crate::residency::{Mode, Residency};
 use crate::sync::{AtomicBool, AtomicU64, Mutex};
 
-use super::Key;
+use super::DiskCopy;
 
 /// A chunk of one object. All that changes is in the [`Cell`] behind one lock, which is never held
 /// across I/O or while a ticket is answered.
+#[derive(Default)]
 pub(crate) struct Chunk {
-    pub(crate) id: ChunkId,
-    /// Logical length in bytes.
-    pub(crate) bytes: u64,
-    /// Bytes of one element.
-    pub(crate) width: u8,
-    /// The object's key, for messages; shared by its chunks and changed by a rename.
-    pub(crate) key: Arc<Mutex<Key>>,
     pub(crate) cell: Mutex<Cell>,
     /// When it was last leased, on the store's own count of leases.
     pub(crate) last_use: AtomicU64,
@@ -38,11 +29,16 @@ pub(crate) struct Chunk {
 #[derive(Debug, Default)]
 pub(crate) struct Cell {
     pub(crate) residency: Residency,
-    pub(crate) frame: FrameSlot,
     pub(crate) disk: Option<DiskCopy>,
-    pub(crate) waiters: VecDeque<Waiter>,
-    /// When the frame now being filled was found; what is waited before is waiting for memory.
-    pub(crate) framed_at: Option<Instant>,
+    presence: Option<Box<Presence>>,
+}
+
+/// What a chunk has while it is in memory, on its way there, or waited for.
+#[derive(Debug, Default)]
+struct Presence {
+    frame: FrameSlot,
+    waiters: VecDeque<Waiter>,
+    framed_at: Option<Instant>,
 }
 
 /// Where a chunk's frame is.
@@ -57,18 +53,6 @@ pub(crate) enum FrameSlot {
     Filling(FillGuard),
     /// With the holder of a write lease, or with the mover on its way in.
     Out,
-}
-
-/// The copy on a path; which version it is says [`Residency::stored`].
-#[derive(Debug)]
-pub(crate) struct DiskCopy {
-    pub(crate) path: PathId,
-    /// Shared with a read in progress; freed by whoever holds it last.
-    pub(crate) extent: Arc<Extent>,
-    /// Of the stored bytes.
-    pub(crate) sums: Option<Checksums>,
-    /// How they are to be decompressed, if they are compressed; shared with a read in progress.
-    pub(crate) packed: Option<Arc<Packed>>,
 }
 
 /// Somebody who waits for a lease.
@@ -104,34 +88,112 @@ pub struct Waits {
     pub hit: bool,
 }
 
-impl Chunk {
-    pub(crate) fn new(id: ChunkId, bytes: u64, width: u8, key: Arc<Mutex<Key>>) -> Self {
-        Chunk {
-            id,
-            bytes,
-            width,
-            key,
-            cell: Mutex::new(Cell::default()),
-            last_use: AtomicU64::new(0),
-            tracked: AtomicBool::new(false),
-            awaited: AtomicBool::new(false),
+impl Cell {
+    /// Returns where the frame is.
+    pub(crate) fn frame(&self) -> &FrameSlot {
+        self.presence.as_ref().map_or(&FrameSlot::Empty, |presence| &presence.frame)
+    }
+
+    /// Puts something in the frame's place, in which no frame is.
+    pub(crate) fn set_frame(&mut self, slot: FrameSlot) {
+        debug_assert!(matches!(self.frame(), FrameSlot::Empty | FrameSlot::Out));
+        self.presence().frame = slot;
+        self.shrink();
+    }
+
+    /// Takes what is in the frame's place and leaves something else there. A frame that is to be
+    /// given back is dropped by the caller once the lock is free.
+    pub(crate) fn take_frame(&mut self, leave: FrameSlot) -> FrameSlot {
+        let Some(presence) = &mut self.presence else { return FrameSlot::Empty };
+        let slot = std::mem::replace(&mut presence.frame, leave);
+        self.shrink();
+        slot
+    }
+
+    /// Returns a reader's handle on the frame, if it is in memory and not written.
+    pub(crate) fn frame_to_read(&self) -> Option<FrameRef> {
+        match self.frame() {
+            FrameSlot::Here(frame) => Some(frame.clone()),
+            _ => None,
         }
     }
 
-    /// Returns the key as it is now, for a message.
-    pub(crate) fn key_text(&self) -> String {
-        self.key.lock().to_string()
+    /// Notes that a frame was found for what waits: what is waited before is waiting for memory.
+    pub(crate) fn framed(&mut self, now: Instant) {
+        self.presence().framed_at = Some(now);
     }
-}
 
-impl fmt::Debug for Chunk {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Chunk({})", self.id)
+    /// Splits the time since `since` into waiting for memory and waiting for the rest.
+    pub(crate) fn waits_since(&self, since: Instant) -> Waits {
+        let all = since.elapsed();
+        let framed_at = self.presence.as_ref().and_then(|presence| presence.framed_at);
+        let memory = framed_at.map_or(all, |at| at.saturating_duration_since(since)).min(all);
+        Waits { memory, arrival: all - memory, hit: false }
+    }
+
+    /// Returns whether nobody waits.
+    pub(crate) fn is_unwaited(&self) -> bool {
+        self.presence.as_ref().is_none_or(|presence| presence.waiters.is_empty())
+    }
+
+    /// Returns what the first who waits wants.
+    pub(crate) fn next_waiter(&self) -> Option<Mode> {
+        self.presence.as_ref()?.waiters.front().map(|waiter| waiter.mode)
+    }
+
+    pub(crate) fn add_waiter(&mut self, waiter: Waiter) {
+        self.presence().waiters.push_back(waiter);
+    }
+
+    pub(crate) fn pop_waiter(&mut self) -> Option<Waiter> {
+        let waiter = self.presence.as_mut()?.waiters.pop_front();
+        self.shrink();
+        waiter
+    }
+
+    /// Takes out those who wait and are not `kept`, in order.
+    pub(crate) fn take_waiters(&mut self, kept: impl Fn(&Waiter) -> bool) -> Vec<Waiter> {
+        let Some(presence) = &mut self.presence else { return Vec::new() };
+        let waiters = std::mem::take(&mut presence.waiters);
+        let (waiting, out): (VecDeque<_>, VecDeque<_>) = waiters.into_iter().partition(kept);
+        presence.waiters = waiting;
+        self.shrink();
+        out.into()
+    }
+
+    fn presence(&mut self) -> &mut Presence {
+        self.presence.get_or_insert_default()
+    }
+
+    /// Gives up what only a chunk in memory or waited for needs.
+    fn shrink(&mut self) {
+        let unneeded = |p: &Presence| matches!(p.frame, FrameSlot::Empty) && p.waiters.is_empty();
+        if self.presence.as_ref().is_some_and(|presence| unneeded(presence)) {
+            self.presence = None;
+        }
+    }
+
+    /// Returns how much memory the cell takes beside its own size, in bytes.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        let form = self.disk.as_ref().map_or(0, |disk| disk.form.memory_bytes());
+        let presence = self.presence.as_ref().map_or(0, |_| size_of::<Presence>() as u64);
+        form + presence
     }
 }
 
 impl fmt::Debug for Waiter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Waiter({:?})", self.mode)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chunk_on_a_path_is_small() {
+        assert_eq!((size_of::<Residency>(), size_of::<Cell>()), (24, 72));
+        assert_eq!(size_of::<Chunk>(), 96);
     }
 }

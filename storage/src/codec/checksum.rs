@@ -57,6 +57,16 @@ impl Checksums {
             .map_or(Ok(()), |expected| Err(Mismatch { block: index, expected, actual: 0 }))
     }
 
+    /// Returns the checksum of the only block of a chunk as checksums.
+    pub(super) fn one(sum: u64) -> Self {
+        Checksums(Box::new([sum]))
+    }
+
+    /// Returns them in order.
+    pub(super) fn as_slice(&self) -> &[u64] {
+        &self.0
+    }
+
     /// Returns how much memory these checksums take, in bytes.
     pub fn memory_bytes(&self) -> u64 {
         size_of_val(&*self.0) as u64

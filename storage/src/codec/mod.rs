@@ -4,6 +4,7 @@
 
 mod block;
 mod checksum;
+mod form;
 mod lz4;
 mod packed;
 mod shuffle;
@@ -11,5 +12,6 @@ mod trial;
 
 pub use block::BLOCK_BYTES;
 pub use checksum::{Checksums, Mismatch};
+pub use form::{Bad, Form};
 pub use packed::{Encoding, Packed, Scratch, Undecodable};
 pub use trial::{Compression, Trial};

@@ -1,9 +1,7 @@
 //! A declared schedule at work: chunks it releases leave at once, and what comes next is read ahead
 //! as far as memory goes.
 
-use std::sync::Arc;
-
-use crate::catalog::Chunk;
+use crate::catalog::ChunkRef;
 use crate::residency::Leaving;
 use crate::schedule::Fate;
 use crate::sync::Ordering;
@@ -14,7 +12,7 @@ use super::state::Mover;
 impl Mover {
     /// Puts a schedule in force. What is in memory and survives to its next use stays, what does
     /// not leaves; `reserve` bytes of the budget are left to what is on its way in and out.
-    pub(super) fn declare(&mut self, this: Vec<Arc<Chunk>>, next: &[Arc<Chunk>], reserve: u64) {
+    pub(super) fn declare(&mut self, this: Vec<ChunkRef>, next: &[ChunkRef], reserve: u64) {
         self.end_schedule();
         let capacity = self.handle.shared.arena.usage().budget.saturating_sub(reserve);
         let declared = Declared::new(this, next, capacity, |id| {
@@ -41,9 +39,9 @@ impl Mover {
     }
 
     /// An exclusive lease of a scheduled chunk ended: it stays for its next use or makes room now.
-    pub(super) fn released(&mut self, chunk: &Arc<Chunk>) {
+    pub(super) fn released(&mut self, chunk: &ChunkRef) {
         let Some(declared) = &mut self.declared else { return };
-        if declared.used(chunk.id) == Fate::Release {
+        if declared.used(chunk.id()) == Fate::Release {
             // It may be gone: deleted, or a victim since its lease ended.
             self.evict(chunk, Leaving::ForGood);
         }

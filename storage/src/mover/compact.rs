@@ -1,10 +1,9 @@
 //! Making a longer free run out of shorter ones by moving chunks that lie still.
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use crate::arena::FrameMut;
-use crate::catalog::{Chunk, FrameSlot};
+use crate::catalog::{ChunkRef, FrameSlot};
 
 use super::state::Mover;
 
@@ -18,38 +17,38 @@ impl Mover {
     }
 
     /// Moves what lies in the cheapest window out of it, all or nothing.
-    fn clear_window(&self, frames: &[(Range<u64>, Arc<Chunk>)], need: u64) -> bool {
+    fn clear_window(&self, frames: &[(Range<u64>, ChunkRef)], need: u64) -> bool {
         let Some((window, moved)) = self.cheapest_window(frames, need) else { return false };
         let arena = &self.handle.shared.arena;
         let chunks = || frames[moved.start..moved.end].iter().map(|(_, chunk)| chunk);
         let room: Option<Vec<FrameMut>> = chunks()
-            .map(|chunk| arena.try_alloc_avoiding(chunk.bytes, window.clone()).ok().flatten())
+            .map(|chunk| arena.try_alloc_avoiding(chunk.bytes(), window.clone()).ok().flatten())
             .collect();
         let Some(room) = room else { return false };
         chunks().zip(room).all(|(chunk, to)| self.move_to(chunk, to))
     }
 
     /// Slides neighbours down until the free runs between them are one of `need` bytes.
-    fn push_together(&self, frames: &[(Range<u64>, Arc<Chunk>)], need: u64) -> bool {
+    fn push_together(&self, frames: &[(Range<u64>, ChunkRef)], need: u64) -> bool {
         let runs = self.handle.shared.arena.free_runs();
         let Some(moved) = neighbours(frames, &runs, need) else { return false };
         frames[moved].iter().all(|(_, chunk)| self.slide(chunk))
     }
 
     /// Slides a chunk's frame down; returns whether it lay still.
-    fn slide(&self, chunk: &Chunk) -> bool {
+    fn slide(&self, chunk: &ChunkRef) -> bool {
         let mut cell = chunk.cell.lock();
         if !cell.residency.at_rest() {
             return false;
         }
-        let FrameSlot::Here(frame) = std::mem::take(&mut cell.frame) else { return false };
+        let FrameSlot::Here(frame) = cell.take_frame(FrameSlot::Out) else { return false };
         match frame.try_exclusive() {
             Ok(mut frame) => {
                 frame.slide_down();
-                cell.frame = FrameSlot::Here(frame.share());
+                cell.set_frame(FrameSlot::Here(frame.share()));
             }
             Err(frame) => {
-                cell.frame = FrameSlot::Here(frame);
+                cell.set_frame(FrameSlot::Here(frame));
                 return false;
             }
         }
@@ -58,17 +57,17 @@ impl Mover {
         true
     }
 
-    fn count_move(&self, chunk: &Chunk) {
+    fn count_move(&self, chunk: &ChunkRef) {
         self.handle.shared.counters.moves.add(1);
-        self.handle.shared.counters.moved_bytes.add(chunk.bytes);
+        self.handle.shared.counters.moved_bytes.add(chunk.bytes());
     }
 
     /// Returns the frames that may be moved, in order of address.
-    fn frames_at_rest(&self) -> Vec<(Range<u64>, Arc<Chunk>)> {
+    fn frames_at_rest(&self) -> Vec<(Range<u64>, ChunkRef)> {
         let at_rest = self.resident.values().filter_map(|chunk| {
             let cell = chunk.cell.lock();
             let frame = cell.residency.at_rest().then(|| cell.frame_to_read()).flatten()?;
-            Some((frame.arena_range(), Arc::clone(chunk)))
+            Some((frame.arena_range(), chunk.clone()))
         });
         let mut frames: Vec<_> = at_rest.collect();
         frames.sort_unstable_by_key(|(range, _)| range.start);
@@ -79,7 +78,7 @@ impl Mover {
     /// of movable frames, and which frames those are.
     fn cheapest_window(
         &self,
-        frames: &[(Range<u64>, Arc<Chunk>)],
+        frames: &[(Range<u64>, ChunkRef)],
         need: u64,
     ) -> Option<(Range<u64>, Range<usize>)> {
         let arena = &self.handle.shared.arena;
@@ -104,16 +103,16 @@ impl Mover {
     }
 
     /// Moves a chunk to another frame; returns whether it lay still.
-    fn move_to(&self, chunk: &Chunk, mut to: FrameMut) -> bool {
+    fn move_to(&self, chunk: &ChunkRef, mut to: FrameMut) -> bool {
         let mut cell = chunk.cell.lock();
         if !cell.residency.at_rest() {
             return false;
         }
         let Some(from) = cell.frame_to_read() else { return false };
         to.copy_from_slice(&from);
-        cell.frame = FrameSlot::Here(to.share());
+        let old = cell.take_frame(FrameSlot::Here(to.share()));
         drop(cell);
-        drop(from);
+        drop((from, old));
         self.count_move(chunk);
         true
     }
@@ -123,7 +122,7 @@ impl Mover {
 /// around them become one of `need` bytes: those of the fewest bytes among unbroken rows of frames
 /// and free runs that start with a free run.
 fn neighbours(
-    frames: &[(Range<u64>, Arc<Chunk>)],
+    frames: &[(Range<u64>, ChunkRef)],
     runs: &[Range<u64>],
     need: u64,
 ) -> Option<Range<usize>> {

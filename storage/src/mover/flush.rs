@@ -1,9 +1,8 @@
 //! Evicting and flushing on request, and answering when that is done.
 
 use std::collections::HashSet;
-use std::sync::Arc;
 
-use crate::catalog::Chunk;
+use crate::catalog::ChunkRef;
 use crate::error::Error;
 use crate::id::ChunkId;
 use crate::residency::{Evict, Leaving};
@@ -14,12 +13,12 @@ use super::state::Mover;
 
 impl Mover {
     /// Evicts chunks; those that leases hold stay.
-    pub(super) fn evict_all(&mut self, chunks: &[Arc<Chunk>], reply: Completer<()>) {
+    pub(super) fn evict_all(&mut self, chunks: &[ChunkRef], reply: Completer<()>) {
         let mut waiting = HashSet::new();
         for chunk in chunks {
             match self.evict(chunk, Leaving::IfUnused) {
                 Evict::WriteBack | Evict::UnderWay => {
-                    waiting.insert(chunk.id);
+                    waiting.insert(chunk.id());
                 }
                 Evict::Dropped | Evict::Held | Evict::Nothing => {}
             }
@@ -38,10 +37,10 @@ impl Mover {
             match answer {
                 Evict::WriteBack => {
                     self.queue_write_back(&chunk);
-                    waiting.insert(chunk.id);
+                    waiting.insert(chunk.id());
                 }
                 Evict::UnderWay => {
-                    waiting.insert(chunk.id);
+                    waiting.insert(chunk.id());
                 }
                 Evict::Dropped | Evict::Held | Evict::Nothing => {}
             }
@@ -55,9 +54,9 @@ impl Mover {
     }
 
     /// A chunk's write-back ended, was taken back, or failed.
-    pub(super) fn settled(&mut self, chunk: &Chunk, error: Option<&Error>) {
+    pub(super) fn settled(&mut self, chunk: &ChunkRef, error: Option<&Error>) {
         for settle in &mut self.settles {
-            settle.settled(chunk.id, error);
+            settle.settled(chunk.id(), error);
         }
         self.end_settles();
     }

@@ -1,11 +1,8 @@
 //! Leases from the caller's side: granting them, waking who waits, and what their end sets off.
 
-use std::collections::VecDeque;
-use std::sync::Arc;
 use std::time::Instant;
 
-use crate::arena::FrameRef;
-use crate::catalog::{Cell, Chunk, FrameSlot, Granted, Reply, Waiter, Waits};
+use crate::catalog::{Cell, ChunkRef, FrameSlot, Granted, Reply, Waiter, Waits};
 use crate::error::{Error, Result};
 use crate::residency::{After, Host, Lease, Mode};
 use crate::sync::Ordering;
@@ -16,7 +13,7 @@ use super::{Handle, Loading, Msg};
 /// A granted lease; its drop ends it.
 #[derive(Debug)]
 pub(crate) struct Hold {
-    chunk: Arc<Chunk>,
+    chunk: ChunkRef,
     granted: Option<Granted>,
     changed: bool,
     waits: Waits,
@@ -27,7 +24,7 @@ pub(crate) struct Hold {
 struct HoldReply {
     completer: Completer<Hold>,
     handle: Handle,
-    chunk: Arc<Chunk>,
+    chunk: ChunkRef,
 }
 
 impl Reply for HoldReply {
@@ -46,11 +43,11 @@ type Woken = Vec<(Waiter, Result<(Granted, Waits)>)>;
 
 impl Handle {
     /// Asks for a lease; a chunk in memory and free is granted at once.
-    pub(crate) fn lease(&self, chunk: &Arc<Chunk>, mode: Mode) -> Ticket<Hold> {
+    pub(crate) fn lease(&self, chunk: &ChunkRef, mode: Mode) -> Ticket<Hold> {
         chunk.last_use.store(self.tick(), Ordering::Relaxed);
         chunk.awaited.store(false, Ordering::Relaxed);
         let mut cell = chunk.cell.lock();
-        let queued = !cell.waiters.is_empty();
+        let queued = !cell.is_unwaited();
         match cell.residency.lease(mode, queued) {
             Lease::Granted { rescued } => {
                 if let Some(granted) = cell.take_granted(mode) {
@@ -87,16 +84,15 @@ impl Handle {
         }
     }
 
-    fn wait_for(&self, chunk: &Arc<Chunk>, cell: &mut Cell, mode: Mode) -> Ticket<Hold> {
+    fn wait_for(&self, chunk: &ChunkRef, cell: &mut Cell, mode: Mode) -> Ticket<Hold> {
         // Under the cell's lock: either the mover's last look at the cell finds us, or we see this.
         if self.shared.ended.load(Ordering::SeqCst) {
             return Ticket::answered(Err(Error::Closed));
         }
         let (completer, ticket) = ticket();
-        let reply =
-            Box::new(HoldReply { completer, handle: self.clone(), chunk: Arc::clone(chunk) });
-        cell.waiters.push_back(Waiter { mode, since: Instant::now(), reply });
-        let (handle, chunk) = (self.clone(), Arc::downgrade(chunk));
+        let reply = Box::new(HoldReply { completer, handle: self.clone(), chunk: chunk.clone() });
+        cell.add_waiter(Waiter { mode, since: Instant::now(), reply });
+        let (handle, chunk) = (self.clone(), chunk.downgrade());
         ticket.on_abandon(move || {
             if let Some(chunk) = chunk.upgrade() {
                 handle.gave_up(&chunk);
@@ -106,12 +102,9 @@ impl Handle {
     }
 
     /// Somebody no longer waits: whoever waited behind him may go on.
-    fn gave_up(&self, chunk: &Arc<Chunk>) {
+    fn gave_up(&self, chunk: &ChunkRef) {
         let mut cell = chunk.cell.lock();
-        let waiters = std::mem::take(&mut cell.waiters);
-        let (abandoned, waiting): (VecDeque<_>, VecDeque<_>) =
-            waiters.into_iter().partition(|w| w.reply.is_abandoned());
-        cell.waiters = waiting;
+        let abandoned = cell.take_waiters(|waiter| !waiter.reply.is_abandoned());
         let loading = cell.residency.host == Host::Filling;
         let (woken, load) = if loading { (Vec::new(), false) } else { cell.grant(chunk) };
         drop(cell);
@@ -119,19 +112,19 @@ impl Handle {
         self.wake(chunk, woken, load);
     }
 
-    fn hold(&self, chunk: &Arc<Chunk>, granted: Granted, waits: Waits) -> Hold {
-        let (chunk, handle) = (Arc::clone(chunk), self.clone());
+    fn hold(&self, chunk: &ChunkRef, granted: Granted, waits: Waits) -> Hold {
+        let (chunk, handle) = (chunk.clone(), self.clone());
         Hold { chunk, granted: Some(granted), changed: false, waits, handle }
     }
 
     /// Counts a write-back that was decided and will not happen.
-    pub(super) fn took_back(&self, chunk: &Chunk) {
+    pub(super) fn took_back(&self, chunk: &ChunkRef) {
         self.shared.counters.write_backs.take_back(1);
-        self.shared.counters.write_back_bytes.take_back(chunk.bytes);
+        self.shared.counters.write_back_bytes.take_back(chunk.bytes());
     }
 
     /// Wakes everybody and sends for the chunk if the first who waits needs it loaded.
-    pub(super) fn wake(&self, chunk: &Arc<Chunk>, woken: Woken, load: bool) {
+    pub(super) fn wake(&self, chunk: &ChunkRef, woken: Woken, load: bool) {
         for (waiter, answer) in woken {
             waiter.reply.tell(answer);
         }
@@ -140,7 +133,7 @@ impl Handle {
         }
     }
 
-    fn end(&self, chunk: &Arc<Chunk>, granted: Granted, changed: bool) {
+    fn end(&self, chunk: &ChunkRef, granted: Granted, changed: bool) {
         let exclusive = matches!(granted, Granted::Write(_));
         let mut cell = chunk.cell.lock();
         let after = match granted {
@@ -149,7 +142,7 @@ impl Handle {
                 cell.residency.unlease_read()
             }
             Granted::Write(frame) => {
-                cell.frame = FrameSlot::Here(frame.share());
+                cell.set_frame(FrameSlot::Here(frame.share()));
                 cell.residency.unlease_write(changed)
             }
         };
@@ -158,13 +151,13 @@ impl Handle {
         drop(cell);
         drop(dropped);
         match after {
-            After::WriteBack => self.send(Msg::WriteBack(Arc::clone(chunk))),
-            After::Drop => self.send(Msg::Left(Arc::clone(chunk))),
+            After::WriteBack => self.send(Msg::WriteBack(chunk.clone())),
+            After::Drop => self.send(Msg::Left(chunk.clone())),
             After::Stay => {}
         }
         self.wake(chunk, woken, load);
         if exclusive && chunk.tracked.load(Ordering::Relaxed) {
-            self.send(Msg::Released(Arc::clone(chunk)));
+            self.send(Msg::Released(chunk.clone()));
         } else if self.shared.starving.load(Ordering::SeqCst) {
             self.send(Msg::Freed);
         }
@@ -175,20 +168,19 @@ impl Cell {
     /// Takes the access a just granted lease gives, or `None` if the frame is shared when it must
     /// not be.
     fn take_granted(&mut self, mode: Mode) -> Option<Granted> {
-        match (std::mem::replace(&mut self.frame, FrameSlot::Out), mode) {
-            (FrameSlot::Here(frame), Mode::Read) => {
-                self.frame = FrameSlot::Here(frame.clone());
-                Some(Granted::Read(frame))
-            }
-            (FrameSlot::Here(frame), Mode::Write) => match frame.try_exclusive() {
+        if mode == Mode::Read {
+            return self.frame_to_read().map(Granted::Read);
+        }
+        match self.take_frame(FrameSlot::Out) {
+            FrameSlot::Here(frame) => match frame.try_exclusive() {
                 Ok(frame) => Some(Granted::Write(frame)),
                 Err(frame) => {
-                    self.frame = FrameSlot::Here(frame);
+                    self.set_frame(FrameSlot::Here(frame));
                     None
                 }
             },
-            (other, _) => {
-                self.frame = other;
+            other => {
+                self.set_frame(other);
                 None
             }
         }
@@ -196,14 +188,14 @@ impl Cell {
 
     /// Takes the frame out if the chunk left memory; the caller drops it once the lock is free.
     pub(super) fn drop_frame(&mut self, after: After) -> FrameSlot {
-        if after == After::Drop { std::mem::take(&mut self.frame) } else { FrameSlot::Empty }
+        if after == After::Drop { self.take_frame(FrameSlot::Empty) } else { FrameSlot::Empty }
     }
 
     /// Grants what can be granted to those who wait, in their order. Returns whom to wake, and
     /// whether the chunk must be loaded for the next of them.
-    pub(super) fn grant(&mut self, chunk: &Chunk) -> (Woken, bool) {
+    pub(super) fn grant(&mut self, chunk: &ChunkRef) -> (Woken, bool) {
         let mut woken = Vec::new();
-        while let Some(mode) = self.waiters.front().map(|waiter| waiter.mode) {
+        while let Some(mode) = self.next_waiter() {
             let answer = match self.residency.lease(mode, false) {
                 Lease::Granted { .. } => match self.take_granted(mode) {
                     Some(granted) => Ok(granted),
@@ -216,7 +208,7 @@ impl Cell {
                 Lease::Wait => return (woken, false),
                 Lease::Gone => Err(gone(chunk)),
             };
-            if let Some(waiter) = self.waiters.pop_front() {
+            if let Some(waiter) = self.pop_waiter() {
                 let waits = self.waits_since(waiter.since);
                 woken.push((waiter, answer.map(|granted| (granted, waits))));
             }
@@ -224,29 +216,14 @@ impl Cell {
         (woken, false)
     }
 
-    /// Splits the time since `since` into waiting for memory and waiting for the rest.
-    fn waits_since(&self, since: Instant) -> Waits {
-        let all = since.elapsed();
-        let memory = self.framed_at.map_or(all, |at| at.saturating_duration_since(since)).min(all);
-        Waits { memory, arrival: all - memory, hit: false }
-    }
-
     /// Gives everybody who waits the same error.
     pub(super) fn refuse_all(&mut self, error: &Error) -> Woken {
-        let waiters: VecDeque<Waiter> = std::mem::take(&mut self.waiters);
+        let waiters = self.take_waiters(|_| false);
         waiters.into_iter().map(|waiter| (waiter, Err(error.clone()))).collect()
-    }
-
-    /// Returns a reader's handle on the frame, if it is in memory and not written.
-    pub(super) fn frame_to_read(&self) -> Option<FrameRef> {
-        match &self.frame {
-            FrameSlot::Here(frame) => Some(frame.clone()),
-            _ => None,
-        }
     }
 }
 
-fn gone(chunk: &Chunk) -> Error {
+fn gone(chunk: &ChunkRef) -> Error {
     Error::NotFound { key: chunk.key_text() }
 }
 

@@ -1,14 +1,14 @@
 //! Bringing chunks into memory: wants in the order of their class, a frame for each, then a read, a
 //! check, and the leases that waited.
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use crate::arena::{FrameMut, granules_up};
-use crate::catalog::{Chunk, FrameSlot};
+use crate::catalog::{ChunkRef, FrameSlot};
+use crate::codec::Form;
 use crate::error::{Error, Result};
 use crate::id::{Class, PathId, Version};
-use crate::path::{Extent, TransferError};
+use crate::path::TransferError;
 use crate::residency::{After, Host, Prefetch};
 use crate::sync::Ordering;
 use crate::units::Bytes;
@@ -16,7 +16,7 @@ use crate::units::Bytes;
 use super::room::Frame;
 use super::state::Mover;
 use super::want::{Demand, Hint, Want};
-use super::worker::{Check, Job};
+use super::worker::Job;
 use super::{Loading, Msg};
 
 impl Mover {
@@ -33,7 +33,7 @@ impl Mover {
     }
 
     /// Takes note of chunks that will be wanted.
-    pub(super) fn hint(&mut self, chunks: Vec<Arc<Chunk>>, said: u64) {
+    pub(super) fn hint(&mut self, chunks: Vec<ChunkRef>, said: u64) {
         self.prefetch.extend(chunks.into_iter().map(|chunk| Hint { chunk, said }));
     }
 
@@ -101,9 +101,9 @@ impl Mover {
 
     /// Begins the load of a chunk if it needs one; returns whether it is done with. Only a chunk
     /// that must leave first, or memory that is on its way, make it wait.
-    pub(super) fn prefetch_one(&mut self, chunk: &Arc<Chunk>) -> bool {
+    pub(super) fn prefetch_one(&mut self, chunk: &ChunkRef) -> bool {
         if chunk.cell.lock().residency.wants_load() {
-            match self.find_frame(chunk.bytes, Class::Prefetch) {
+            match self.find_frame(chunk.bytes(), Class::Prefetch) {
                 Frame::Found(frame) => return self.prefetch_into(chunk, frame),
                 Frame::Coming => return false,
                 Frame::Never(_) => return true,
@@ -112,7 +112,7 @@ impl Mover {
         self.touch(chunk)
     }
 
-    fn prefetch_into(&mut self, chunk: &Arc<Chunk>, frame: FrameMut) -> bool {
+    fn prefetch_into(&mut self, chunk: &ChunkRef, frame: FrameMut) -> bool {
         if chunk.cell.lock().residency.prefetch() != Prefetch::Load {
             // A lease asked for it since it was looked at: the frame is for that one, whose message
             // is on its way. What is used later would take it, and cost a chunk that is kept.
@@ -120,14 +120,14 @@ impl Mover {
         }
         chunk.last_use.store(self.handle.tick(), Ordering::Relaxed);
         chunk.awaited.store(true, Ordering::Relaxed);
-        self.fill(Arc::clone(chunk), frame, Class::Prefetch);
+        self.fill(chunk.clone(), frame, Class::Prefetch);
         true
     }
 
     /// A prefetch of a chunk that is in memory keeps it there; returns whether it does.
-    fn touch(&mut self, chunk: &Arc<Chunk>) -> bool {
+    fn touch(&mut self, chunk: &ChunkRef) -> bool {
         let mut cell = chunk.cell.lock();
-        if cell.residency.host == Host::Filling && matches!(cell.frame, FrameSlot::Empty) {
+        if cell.residency.host == Host::Filling && matches!(cell.frame(), FrameSlot::Empty) {
             // A lease asked for it, and its message is on its way: nothing used later goes before.
             return false;
         }
@@ -146,67 +146,61 @@ impl Mover {
     }
 
     /// Fills a frame with the chunk's newest version; its residency is `Filling` already.
-    fn fill(&mut self, chunk: Arc<Chunk>, frame: FrameMut, class: Class) {
+    fn fill(&mut self, chunk: ChunkRef, frame: FrameMut, class: Class) {
         self.filling += 1;
-        self.resident.insert(chunk.id, Arc::clone(&chunk));
+        self.resident.insert(chunk.id(), chunk.clone());
         let counters = &self.handle.shared.counters;
         let mut cell = chunk.cell.lock();
-        cell.framed_at = Some(Instant::now());
+        cell.framed(Instant::now());
         let Some(disk) = &cell.disk else {
             debug_assert_eq!(cell.residency.newest, Version(0));
-            cell.frame = FrameSlot::Out;
+            cell.set_frame(FrameSlot::Out);
             drop(cell);
             counters.zero_fills.add(1);
-            counters.zero_fill_bytes.add(chunk.bytes);
+            counters.zero_fill_bytes.add(chunk.bytes());
             let _ = self.workers.send(Job::Zero { chunk, frame });
             return;
         };
-        let (path, extent) = (disk.path, Arc::clone(&disk.extent));
-        let (guard, mut into) = frame.fill_from_outside();
-        if let Some(packed) = &disk.packed {
-            // They are decompressed from here, in place.
-            into = into.split_at(granules_up(packed.stored_bytes()) as usize).0;
-        }
-        cell.frame = FrameSlot::Filling(guard);
+        let (path, extent) = (disk.piece.path(), disk.piece.extent());
+        let (guard, into) = frame.fill_from_outside();
+        // What is stored compressed is decompressed from here, in place.
+        let stored_bytes = disk.form.stored_bytes(chunk.bytes());
+        let into = into.split_at(granules_up(stored_bytes) as usize).0;
+        cell.set_frame(FrameSlot::Filling(guard));
         drop(cell);
         counters.loads.add(1);
-        counters.load_bytes.add(chunk.bytes);
-        let (handle, held) = (self.handle.clone(), Arc::clone(&extent));
-        let done = Box::new(move |result| {
-            handle.send(Msg::Read { chunk, path, extent: held, result });
-        });
+        counters.load_bytes.add(chunk.bytes());
+        let handle = self.handle.clone();
+        let done = Box::new(move |result| handle.send(Msg::Read { chunk, path, result }));
         self.path(path).read(&extent, 0, into, class, done);
     }
 
     /// A path answered a read: check the bytes, or tell who waits what went wrong.
     pub(super) fn read_done(
         &mut self,
-        chunk: Arc<Chunk>,
+        chunk: ChunkRef,
         path: PathId,
-        extent: Arc<Extent>,
         result: std::result::Result<(), TransferError>,
     ) {
         let mut cell = chunk.cell.lock();
-        let disk = cell.disk.as_ref();
-        let check = disk.map(|disk| Check { sums: disk.sums.clone(), packed: disk.packed.clone() });
-        let slot = std::mem::replace(&mut cell.frame, FrameSlot::Out);
+        let form = cell.disk.as_ref().map(|disk| disk.form.clone());
+        let slot = cell.take_frame(FrameSlot::Out);
         drop(cell);
-        self.free_extent(path, extent);
         let frame = match slot {
             FrameSlot::Filling(guard) => guard.try_finish().ok(),
             _ => None,
         };
         let read = |error: TransferError| Error::Read {
             key: chunk.key_text(),
-            chunk: chunk.id.index,
+            chunk: chunk.index(),
             path: self.path(path).capabilities().dir.clone(),
             offset: error.offset,
-            bytes: Bytes(chunk.bytes),
+            bytes: Bytes(chunk.bytes()),
             source: error.errno,
         };
-        match (result, frame, check.filter(Check::is_work)) {
-            (Ok(()), Some(frame), Some(check)) => {
-                let _ = self.workers.send(Job::Verify { chunk, frame, check, path });
+        match (result, frame, form.filter(Form::is_work)) {
+            (Ok(()), Some(frame), Some(form)) => {
+                let _ = self.workers.send(Job::Verify { chunk, frame, form, path });
             }
             (Ok(()), Some(frame), None) => self.filled(&chunk, Ok(frame)),
             (Err(error), frame, _) => {
@@ -224,16 +218,17 @@ impl Mover {
     }
 
     /// A frame is ready, or will not be: the leases that waited go on.
-    pub(super) fn filled(&mut self, chunk: &Arc<Chunk>, result: Result<FrameMut>) {
+    pub(super) fn filled(&mut self, chunk: &ChunkRef, result: Result<FrameMut>) {
         self.filling -= 1;
         let mut cell = chunk.cell.lock();
         let mut woken = Vec::new();
         let after = match result {
             Ok(frame) => {
-                cell.frame = FrameSlot::Here(frame.share());
+                cell.set_frame(FrameSlot::Here(frame.share()));
                 cell.residency.filled(true)
             }
             Err(error) => {
+                cell.set_frame(FrameSlot::Empty);
                 cell.residency.filled(false);
                 woken = cell.refuse_all(&error);
                 After::Drop
@@ -255,8 +250,8 @@ impl Mover {
     }
 
     /// A put handed its frame over to a chunk.
-    pub(super) fn adopt(&mut self, chunk: Arc<Chunk>) {
+    pub(super) fn adopt(&mut self, chunk: ChunkRef) {
         self.lent -= 1;
-        self.resident.insert(chunk.id, chunk);
+        self.resident.insert(chunk.id(), chunk);
     }
 }

@@ -1,43 +1,41 @@
 //! A lease that waits for its chunk to be loaded: somebody must answer it, whatever becomes of the
 //! message that says so.
 
-use std::sync::Arc;
-
-use crate::catalog::Chunk;
+use crate::catalog::ChunkRef;
 use crate::error::Error;
 
 /// A chunk that leases wait for and that is to be loaded. Dropped without having been taken, it
 /// answers all who wait with [`Error::Closed`].
 #[derive(Debug)]
-pub(crate) struct Loading(Option<Arc<Chunk>>);
+pub(crate) struct Loading(Option<ChunkRef>);
 
 impl Loading {
     /// Says that `chunk`, whose residency is `Filling`, is to be loaded.
-    pub(super) fn of(chunk: &Arc<Chunk>) -> Self {
-        Loading(Some(Arc::clone(chunk)))
+    pub(super) fn of(chunk: &ChunkRef) -> Self {
+        Loading(Some(chunk.clone()))
     }
 
     /// Returns the chunk's length in bytes.
     pub(super) fn bytes(&self) -> u64 {
-        self.0.as_ref().map_or(0, |chunk| chunk.bytes)
+        self.0.as_ref().map_or(0, |chunk| chunk.bytes())
     }
 
     /// Returns the chunk to be filled, or `None` if nobody waits for it any more: it was deleted, or
     /// all tickets were dropped.
-    pub(super) fn take(mut self) -> Option<Arc<Chunk>> {
+    pub(super) fn take(mut self) -> Option<ChunkRef> {
         let chunk = self.0.take()?;
         let mut cell = chunk.cell.lock();
-        if cell.waiters.is_empty() {
+        let wanted = !cell.is_unwaited();
+        if !wanted {
             cell.residency.filled(false);
         }
-        let wanted = !cell.waiters.is_empty();
         drop(cell);
         wanted.then_some(chunk)
     }
 
     /// Returns whether somebody still waits.
     pub(super) fn is_wanted(&self) -> bool {
-        self.0.as_ref().is_some_and(|chunk| !chunk.cell.lock().waiters.is_empty())
+        self.0.as_ref().is_some_and(|chunk| !chunk.cell.lock().is_unwaited())
     }
 
     /// Tells all who wait that the chunk cannot be loaded.

@@ -26,13 +26,13 @@ use std::time::Duration;
 use crossbeam_channel::Sender;
 
 use crate::arena::{Arena, FrameMut, FrameRef};
-use crate::catalog::{Chunk, Object};
+use crate::catalog::{ChunkRef, Object, Piece};
 use crate::codec::{Checksums, Compression, Packed, Trial};
 use crate::error::{Errno, Error, Result};
 use crate::evict::EvictionPolicy;
 use crate::id::PathId;
 use crate::metrics::Counters;
-use crate::path::{CloseError, Extent, PathSet, PathStore, TransferError};
+use crate::path::{CloseError, PathSet, PathStore, TransferError};
 use crate::sync::{AtomicBool, AtomicU64, Ordering};
 use crate::ticket::Completer;
 
@@ -47,37 +47,37 @@ pub(crate) enum Msg {
     /// A caller wants a frame of its own for new contents.
     Frame { bytes: u64, reply: Completer<FrameMut> },
     /// A frame from [`Msg::Frame`] now belongs to this chunk.
-    Adopt(Arc<Chunk>),
+    Adopt(ChunkRef),
     /// These chunks will be wanted, as was said when the count of leases stood at `said`.
-    Prefetch { chunks: Vec<Arc<Chunk>>, said: u64 },
+    Prefetch { chunks: Vec<ChunkRef>, said: u64 },
     /// These chunks shall leave memory.
-    Evict { chunks: Vec<Arc<Chunk>>, reply: Completer<()> },
+    Evict { chunks: Vec<ChunkRef>, reply: Completer<()> },
     /// Everything written so far shall be on a path.
     Flush { reply: Completer<()> },
     /// The object was unlinked from its key.
     Delete(Arc<Object>),
     /// The coming accesses; answered when they are in force.
-    Declare { this: Vec<Arc<Chunk>>, next: Vec<Arc<Chunk>>, reserve: u64, reply: Completer<()> },
+    Declare { this: Vec<ChunkRef>, next: Vec<ChunkRef>, reserve: u64, reply: Completer<()> },
     /// The declared accesses no longer hold.
     EndSchedule,
     /// A lease of a tracked chunk ended.
-    Released(Arc<Chunk>),
+    Released(ChunkRef),
     /// A lease ended and left a write-back queued.
-    WriteBack(Arc<Chunk>),
+    WriteBack(ChunkRef),
     /// A lease ended and its frame was dropped.
-    Left(Arc<Chunk>),
+    Left(ChunkRef),
     /// Memory came back, or a lease ended, while somebody waits for memory.
     Freed,
     /// A path answered a read.
-    Read { chunk: Arc<Chunk>, path: PathId, extent: Arc<Extent>, result: Result<(), TransferError> },
+    Read { chunk: ChunkRef, path: PathId, result: Result<(), TransferError> },
     /// A loaded frame was checked, or a fresh one zeroed.
-    Filled { chunk: Arc<Chunk>, result: Result<FrameMut> },
+    Filled { chunk: ChunkRef, result: Result<FrameMut> },
     /// Compressing a chunk to be written seems to pay; it wants memory for its stored bytes.
     Pays { sealed: Sealed, frame: FrameRef, trial: Trial },
     /// The stored bytes of a chunk to be written are known.
     Sealed { sealed: Sealed },
     /// A path answered a write.
-    Wrote { sealed: Sealed, path: PathId, extent: Arc<Extent>, result: Result<(), Errno> },
+    Wrote { sealed: Sealed, piece: Piece, result: Result<(), Errno> },
     /// A path joins the store.
     AddPath { store: Arc<dyn PathStore>, takes_writes: bool, reply: Completer<PathId> },
     /// A path takes writes from now on, or no longer.
@@ -91,7 +91,7 @@ pub(crate) enum Msg {
 /// A chunk on its way to a path.
 #[derive(Debug)]
 pub(crate) struct Sealed {
-    chunk: Arc<Chunk>,
+    chunk: ChunkRef,
     sums: Option<Checksums>,
     /// Its stored bytes, if they are others than those in memory.
     packed: Option<(FrameRef, Packed)>,
@@ -148,15 +148,15 @@ impl Handle {
     }
 
     /// Says that chunks will be wanted.
-    pub(crate) fn prefetch(&self, chunks: Vec<Arc<Chunk>>) {
+    pub(crate) fn prefetch(&self, chunks: Vec<ChunkRef>) {
         let said = self.shared.leases();
         self.send(Msg::Prefetch { chunks, said });
     }
 
     /// Hands a frame from [`Msg::Frame`] over to a chunk that has it now.
-    pub(crate) fn adopt(&self, chunk: &Arc<Chunk>) {
+    pub(crate) fn adopt(&self, chunk: &ChunkRef) {
         chunk.last_use.store(self.tick(), Ordering::Relaxed);
-        self.send(Msg::Adopt(Arc::clone(chunk)));
+        self.send(Msg::Adopt(chunk.clone()));
     }
 
     /// Returns the next number of the count of leases.

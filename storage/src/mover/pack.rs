@@ -2,10 +2,8 @@
 //! as they are in memory otherwise. Nothing here ever waits for memory: what is to be written is often
 //! what makes it.
 
-use std::sync::Arc;
-
 use crate::arena::{Arena, FrameRef};
-use crate::catalog::Chunk;
+use crate::catalog::ChunkRef;
 use crate::codec::{Compression, Packed, Trial};
 
 use super::Sealed;
@@ -14,7 +12,7 @@ use super::worker::Job;
 
 impl Mover {
     /// Has a worker take a chunk's checksums, after a trial whether compressing it pays.
-    pub(super) fn seal(&mut self, chunk: Arc<Chunk>, frame: FrameRef) {
+    pub(super) fn seal(&mut self, chunk: ChunkRef, frame: FrameRef) {
         let sealed = Sealed { chunk, sums: None, packed: None, held_bytes: 0, tried: Vec::new() };
         let shared = &self.handle.shared;
         let job = if shared.compression != Compression::Off {
@@ -66,7 +64,7 @@ impl Mover {
 impl Sealed {
     /// Returns how many bytes a path is to store.
     pub(super) fn stored_bytes(&self) -> u64 {
-        self.packed.as_ref().map_or(self.chunk.bytes, |(_, packed)| packed.stored_bytes())
+        self.packed.as_ref().map_or(self.chunk.bytes(), |(_, packed)| packed.stored_bytes())
     }
 
     /// Returns the bytes a path is to store; `None` would mean that a draining chunk lost its frame.

@@ -1,10 +1,8 @@
 //! Finding a frame: a free run, a longer one by moving chunks that lie still, or one that a victim
 //! leaves.
 
-use std::sync::Arc;
-
 use crate::arena::{FrameMut, granules_up};
-use crate::catalog::{Chunk, FrameSlot};
+use crate::catalog::{ChunkRef, FrameSlot};
 use crate::error::Error;
 use crate::evict::Candidate;
 use crate::id::Class;
@@ -70,7 +68,7 @@ impl Mover {
         let usage = self.handle.shared.arena.usage();
         let held = self.resident.values().filter(|chunk| chunk.cell.lock().residency.leased());
         let holders =
-            held.take(8).map(|chunk| format!("{} ({})", chunk.key_text(), Bytes(chunk.bytes)));
+            held.take(8).map(|chunk| format!("{} ({})", chunk.key_text(), Bytes(chunk.bytes())));
         Frame::Never(Error::BudgetExhausted {
             budget: Bytes(usage.budget),
             needed: Bytes(need),
@@ -135,24 +133,24 @@ impl Mover {
         for chunk in self.resident.values() {
             if let Some(rank) = self.rank_at(chunk, class, now) {
                 let last_use = chunk.last_use.load(Ordering::Relaxed);
-                found.push(Victim { rank, last_use, chunk: Arc::clone(chunk) });
+                found.push(Victim { rank, last_use, chunk: chunk.clone() });
             }
         }
         if found.len() > VICTIMS_PER_LOOK {
             let at = found.len() - VICTIMS_PER_LOOK;
-            found.select_nth_unstable_by_key(at, |victim| (victim.rank, victim.chunk.id));
+            found.select_nth_unstable_by_key(at, |victim| (victim.rank, victim.chunk.id()));
             found.drain(..at);
         }
-        found.sort_unstable_by_key(|victim| (victim.rank, victim.chunk.id));
+        found.sort_unstable_by_key(|victim| (victim.rank, victim.chunk.id()));
         self.victims = found;
     }
 
     /// Returns the rank of a chunk that may leave for a want of this class, or `None`.
-    fn rank_at(&self, chunk: &Chunk, class: Class, now: u64) -> Option<u64> {
+    fn rank_at(&self, chunk: &ChunkRef, class: Class, now: u64) -> Option<u64> {
         let cell = chunk.cell.lock();
         let (rest, dirty) = (cell.residency.may_leave(), cell.residency.dirty());
         drop(cell);
-        let next_use = self.declared.as_ref().and_then(|declared| declared.next_use(chunk.id));
+        let next_use = self.declared.as_ref().and_then(|declared| declared.next_use(chunk.id()));
         // What a prefetch brings must not cost what a schedule keeps, nor what another prefetch
         // brought and nobody used yet.
         let spared = class == Class::Prefetch
@@ -162,16 +160,16 @@ impl Mover {
             return None;
         }
         let age = now.saturating_sub(chunk.last_use.load(Ordering::Relaxed));
-        let candidate = Candidate::new(next_use, age, chunk.bytes, dirty);
+        let candidate = Candidate::new(next_use, age, chunk.bytes(), dirty);
         Some(self.policy.rank(&candidate))
     }
 
     /// Evicts a chunk: drops its frame, or queues its write-back.
-    pub(super) fn evict(&mut self, chunk: &Arc<Chunk>, leaving: Leaving) -> Evict {
+    pub(super) fn evict(&mut self, chunk: &ChunkRef, leaving: Leaving) -> Evict {
         let mut cell = chunk.cell.lock();
         let answer = cell.residency.evict(leaving);
         let slot = if answer == Evict::Dropped {
-            std::mem::take(&mut cell.frame)
+            cell.take_frame(FrameSlot::Empty)
         } else {
             FrameSlot::Empty
         };
@@ -189,8 +187,8 @@ impl Mover {
     }
 
     /// A chunk has no frame any more.
-    pub(super) fn forget(&mut self, chunk: &Chunk) {
-        if self.resident.remove(&chunk.id).is_some() {
+    pub(super) fn forget(&mut self, chunk: &ChunkRef) {
+        if self.resident.remove(&chunk.id()).is_some() {
             self.handle.shared.counters.evictions.add(1);
         }
         self.uncount_coming(chunk);

@@ -86,7 +86,7 @@ impl Mover {
             Msg::Prefetch { chunks, said } => self.hint(chunks, said),
             Msg::Evict { chunks, reply } => self.evict_all(&chunks, reply),
             Msg::Flush { reply } => self.flush(reply),
-            Msg::Delete(object) => object.chunks.iter().for_each(|chunk| self.delete(chunk)),
+            Msg::Delete(object) => object.chunks().for_each(|chunk| self.delete(&chunk)),
             Msg::Declare { this, next, reserve, reply } => {
                 self.declare(this, &next, reserve);
                 reply.complete(Ok(()));
@@ -96,13 +96,11 @@ impl Mover {
             Msg::WriteBack(chunk) => self.queue_write_back(&chunk),
             Msg::Left(chunk) => self.left(&chunk),
             Msg::Freed => {}
-            Msg::Read { chunk, path, extent, result } => {
-                self.read_done(chunk, path, extent, result)
-            }
+            Msg::Read { chunk, path, result } => self.read_done(chunk, path, result),
             Msg::Filled { chunk, result } => self.filled(&chunk, result),
             Msg::Pays { sealed, frame, trial } => self.pack(sealed, frame, trial),
             Msg::Sealed { sealed } => self.sealed(sealed),
-            Msg::Wrote { sealed, path, extent, result } => self.wrote(sealed, path, extent, result),
+            Msg::Wrote { sealed, piece, result } => self.wrote(sealed, piece, result),
             Msg::AddPath { store, takes_writes, reply } => {
                 let id = self.add_path(store, takes_writes);
                 reply.complete(Ok(id));
@@ -152,9 +150,9 @@ impl Mover {
             let mut cell = chunk.cell.lock();
             // A lease that ends later drops its frame too.
             cell.residency.delete();
-            let slot = match &cell.frame {
+            let slot = match cell.frame() {
                 FrameSlot::Out => FrameSlot::Empty,
-                _ => std::mem::take(&mut cell.frame),
+                _ => cell.take_frame(FrameSlot::Empty),
             };
             drop(cell);
             drop(slot);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
 
-use crate::catalog::Chunk;
+use crate::catalog::ChunkRef;
 use crate::error::Error;
 use crate::evict::EvictionPolicy;
 use crate::id::{ChunkId, Class, PathId};
@@ -29,7 +29,7 @@ pub(super) struct Mover {
     pub(super) policy: Box<dyn EvictionPolicy>,
 
     /// Chunks whose frame is in the arena.
-    pub(super) resident: HashMap<ChunkId, Arc<Chunk>>,
+    pub(super) resident: HashMap<ChunkId, ChunkRef>,
     pub(super) demand: VecDeque<Demand>,
     /// How long a demand waits when only leases hold memory.
     pub(super) patience: Duration,
@@ -42,7 +42,7 @@ pub(super) struct Mover {
     /// Chunks being read from a path or zeroed.
     pub(super) filling: usize,
 
-    pub(super) to_write: VecDeque<Arc<Chunk>>,
+    pub(super) to_write: VecDeque<ChunkRef>,
     /// The chunks in `to_write`.
     pub(super) queued: HashSet<ChunkId>,
     pub(super) sealed: VecDeque<Sealed>,
@@ -85,7 +85,7 @@ impl Closing {
 pub(super) struct Victim {
     pub(super) rank: u64,
     pub(super) last_use: u64,
-    pub(super) chunk: Arc<Chunk>,
+    pub(super) chunk: ChunkRef,
 }
 
 impl Mover {

@@ -1,10 +1,9 @@
 //! What waits for memory: demands that must be answered, and hints that need not.
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use crate::arena::FrameMut;
-use crate::catalog::Chunk;
+use crate::catalog::ChunkRef;
 use crate::error::Error;
 use crate::sync::Ordering;
 use crate::ticket::Completer;
@@ -52,7 +51,7 @@ impl Want {
 
 /// A chunk that will be wanted, and when that was said on the store's count of leases.
 pub(super) struct Hint {
-    pub(super) chunk: Arc<Chunk>,
+    pub(super) chunk: ChunkRef,
     pub(super) said: u64,
 }
 

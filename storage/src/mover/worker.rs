@@ -1,13 +1,11 @@
 //! Threads for what costs processor time between memory and a path: checksums, compression, and
 //! zeroing frames of chunks that were never written.
 
-use std::sync::Arc;
-
 use crossbeam_channel::{Receiver, Sender};
 
 use crate::arena::{FrameMut, FrameRef};
-use crate::catalog::Chunk;
-use crate::codec::{Checksums, Encoding, Mismatch, Packed, Scratch, Trial, Undecodable};
+use crate::catalog::ChunkRef;
+use crate::codec::{Bad, Checksums, Encoding, Form, Mismatch, Packed, Scratch, Trial, Undecodable};
 use crate::error::{Error, Result};
 use crate::id::PathId;
 
@@ -22,21 +20,9 @@ pub(super) enum Job {
     /// Take the checksums of a chunk to be written, compressed into a frame if there is one.
     Seal { sealed: Sealed, frame: FrameRef, into: Option<(FrameMut, Encoding)> },
     /// Make a loaded frame the chunk that was written.
-    Verify { chunk: Arc<Chunk>, frame: FrameMut, check: Check, path: PathId },
+    Verify { chunk: ChunkRef, frame: FrameMut, form: Form, path: PathId },
     /// Make a chunk that was never written.
-    Zero { chunk: Arc<Chunk>, frame: FrameMut },
-}
-
-/// What is known of the stored bytes that a loaded frame begins with.
-pub(super) struct Check {
-    pub(super) sums: Option<Checksums>,
-    pub(super) packed: Option<Arc<Packed>>,
-}
-
-/// Why they are not what was written.
-enum Bad {
-    Sum(Mismatch),
-    Code(Undecodable),
+    Zero { chunk: ChunkRef, frame: FrameMut },
 }
 
 /// Starts the workers; they end when the sender is dropped.
@@ -64,7 +50,7 @@ pub(super) fn start(handle: &Handle) -> Result<Sender<Job>> {
 fn run(job: Job, handle: &Handle, scratch: &mut Scratch) -> Msg {
     let checksums = handle.shared.checksums;
     match job {
-        Job::Try { sealed, frame } => match Trial::of(&frame, sealed.chunk.width, scratch) {
+        Job::Try { sealed, frame } => match Trial::of(&frame, sealed.chunk.width(), scratch) {
             Some(trial) => Msg::Pays { sealed, frame, trial },
             None => Msg::Sealed { sealed: seal(sealed, &frame, checksums) },
         },
@@ -76,8 +62,8 @@ fn run(job: Job, handle: &Handle, scratch: &mut Scratch) -> Msg {
             frame.fill(0);
             Msg::Filled { chunk, result: Ok(frame) }
         }
-        Job::Verify { chunk, mut frame, check, path } => {
-            let result = match check.restore(&mut frame, scratch) {
+        Job::Verify { chunk, mut frame, form, path } => {
+            let result = match form.restore(&mut frame, scratch) {
                 Ok(()) => Ok(frame),
                 Err(bad) => Err(corrupt(handle, &chunk, path, &bad)),
             };
@@ -108,28 +94,9 @@ fn seal(mut sealed: Sealed, frame: &FrameRef, checksums: bool) -> Sealed {
     sealed
 }
 
-impl Check {
-    /// Returns whether there is anything to be done.
-    pub(super) fn is_work(&self) -> bool {
-        self.sums.is_some() || self.packed.is_some()
-    }
-
-    /// Checks the stored bytes, then decompresses them in place.
-    fn restore(&self, frame: &mut FrameMut, scratch: &mut Scratch) -> Result<(), Bad> {
-        match (&self.sums, &self.packed) {
-            (Some(sums), Some(packed)) => sums.verify_parts(packed.parts(frame)),
-            (Some(sums), None) => sums.verify(frame),
-            (None, _) => Ok(()),
-        }
-        .map_err(Bad::Sum)?;
-        let packed = self.packed.as_ref();
-        packed.map_or(Ok(()), |p| p.unpack_in_place(frame, scratch)).map_err(Bad::Code)
-    }
-}
-
-fn corrupt(handle: &Handle, chunk: &Chunk, path: PathId, bad: &Bad) -> Error {
+fn corrupt(handle: &Handle, chunk: &ChunkRef, path: PathId, bad: &Bad) -> Error {
     let path = handle.shared.paths.get(path).capabilities().dir.clone();
-    let (key, chunk) = (chunk.key_text(), chunk.id.index);
+    let (key, chunk) = (chunk.key_text(), chunk.index());
     match bad {
         Bad::Sum(Mismatch { block, expected, actual }) => {
             Error::Corrupt { key, chunk, path, block: *block, expected: *expected, actual: *actual }

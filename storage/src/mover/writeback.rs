@@ -1,11 +1,11 @@
 //! Writing chunks back: in the order they were decided, sealed, placed on a path, and when the path
 //! has accepted them for good the old extent is freed. What one path refuses another gets.
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use crate::arena::granules_up;
-use crate::catalog::{Chunk, DiskCopy, FrameSlot};
+use crate::catalog::{ChunkRef, DiskCopy, FrameSlot, Piece};
+use crate::codec::Form;
 use crate::error::{Errno, Error};
 use crate::id::{Class, PathId};
 use crate::path::{Extent, Member};
@@ -42,36 +42,36 @@ impl Mover {
     }
 
     /// A write-back was decided: it gets its turn.
-    pub(super) fn queue_write_back(&mut self, chunk: &Arc<Chunk>) {
+    pub(super) fn queue_write_back(&mut self, chunk: &ChunkRef) {
         let counters = &self.handle.shared.counters;
         counters.write_backs.add(1);
-        counters.write_back_bytes.add(chunk.bytes);
+        counters.write_back_bytes.add(chunk.bytes());
         let (drain, leaving) = {
             let residency = &chunk.cell.lock().residency;
             (residency.drain, residency.leaving)
         };
         // An earlier turn in the queue served this decision already.
-        if matches!(drain, Drain::Active(_)) {
+        if matches!(drain, Drain::Active) {
             return;
         }
         if drain == Drain::Queued && leaving != Leaving::No {
             self.count_coming(chunk);
         }
         // One taken back and decided again while it was still in the queue keeps its old turn.
-        if self.queued.insert(chunk.id) {
-            self.to_write.push_back(Arc::clone(chunk));
+        if self.queued.insert(chunk.id()) {
+            self.to_write.push_back(chunk.clone());
         }
     }
 
-    pub(super) fn count_coming(&mut self, chunk: &Chunk) {
-        let bytes = granules_up(chunk.bytes.max(1));
-        if self.coming.insert(chunk.id, bytes).is_none() {
+    pub(super) fn count_coming(&mut self, chunk: &ChunkRef) {
+        let bytes = granules_up(chunk.bytes().max(1));
+        if self.coming.insert(chunk.id(), bytes).is_none() {
             self.coming_bytes += bytes;
         }
     }
 
-    pub(super) fn uncount_coming(&mut self, chunk: &Chunk) {
-        if let Some(bytes) = self.coming.remove(&chunk.id) {
+    pub(super) fn uncount_coming(&mut self, chunk: &ChunkRef) {
+        if let Some(bytes) = self.coming.remove(&chunk.id()) {
             self.coming_bytes -= bytes;
         }
     }
@@ -89,7 +89,7 @@ impl Mover {
         let mut taken_back = false;
         while self.sealing + self.sealed.len() < self.health.len() + 1 {
             let Some(chunk) = self.to_write.pop_front() else { break };
-            self.queued.remove(&chunk.id);
+            self.queued.remove(&chunk.id());
             let mut cell = chunk.cell.lock();
             // Only a chunk that drains may have another reader: a lease to write takes it exclusively.
             let started = cell.residency.start_drain();
@@ -174,35 +174,28 @@ impl Mover {
             return;
         };
         self.writing += 1;
-        let extent = Arc::new(extent);
-        let (handle, held) = (self.handle.clone(), Arc::clone(&extent));
-        let done = Box::new(move |result| {
-            handle.send(Msg::Wrote { sealed, path, extent: held, result });
-        });
+        let piece = Piece::new(path, extent);
+        let (handle, extent) = (self.handle.clone(), piece.extent());
+        let done = Box::new(move |result| handle.send(Msg::Wrote { sealed, piece, result }));
         self.path(path).write(&extent, frame.whole(), Class::WriteBack, done);
     }
 
     /// A path answered a write.
-    pub(super) fn wrote(
-        &mut self,
-        mut sealed: Sealed,
-        path: PathId,
-        extent: Arc<Extent>,
-        result: Result<(), Errno>,
-    ) {
+    pub(super) fn wrote(&mut self, mut sealed: Sealed, piece: Piece, result: Result<(), Errno>) {
         self.writing -= 1;
+        let path = piece.path();
         if let Err(errno) = result {
-            self.free_extent(path, extent);
+            self.free_piece(piece);
             self.refused(&mut sealed, path, errno);
             self.sealed.push_front(sealed);
             return;
         }
-        let stored = extent.bytes();
-        let packed = self.drop_packed(&mut sealed).map(Arc::new);
+        let stored = piece.bytes();
+        let packed = self.drop_packed(&mut sealed);
         let is_packed = packed.is_some();
         let Sealed { chunk, sums, .. } = sealed;
+        let copy = DiskCopy { piece, form: Form::new(sums, packed) };
         let mut cell = chunk.cell.lock();
-        let copy = DiskCopy { path, extent, sums, packed };
         let old = cell.disk.replace(copy);
         let after = cell.residency.drained(true);
         let gone = cell.residency.deleted;
@@ -211,11 +204,11 @@ impl Mover {
         self.no_space = None;
         let counters = &self.handle.shared.counters;
         counters.written.add(1);
-        counters.written_bytes.add(chunk.bytes);
+        counters.written_bytes.add(chunk.bytes());
         counters.stored_bytes.add(stored);
         counters.packed.add(is_packed.into());
         if let Some(old) = old {
-            self.free_extent(old.path, old.extent);
+            self.free_piece(old.piece);
         }
         self.drained(&chunk, after, None);
         if gone {
@@ -234,7 +227,7 @@ impl Mover {
     }
 
     /// Returns the error that says why no path takes a chunk: what each said of it, or last.
-    pub(super) fn no_space_for(&self, chunk: &Chunk, tried: &[(PathId, Errno)]) -> Error {
+    pub(super) fn no_space_for(&self, chunk: &ChunkRef, tried: &[(PathId, Errno)]) -> Error {
         let refused = self.health.iter().enumerate().filter_map(|(index, health)| {
             let path = PathId(index as u16);
             let own = tried.iter().rev().find(|(tried, _)| *tried == path);
@@ -244,7 +237,7 @@ impl Mover {
         });
         Error::NoSpace {
             key: chunk.key_text(),
-            bytes: Bytes(chunk.bytes),
+            bytes: Bytes(chunk.bytes()),
             tried: refused.collect(),
         }
     }
@@ -259,7 +252,7 @@ impl Mover {
     }
 
     /// A write-back ended one way or the other.
-    fn drained(&mut self, chunk: &Arc<Chunk>, after: After, error: Option<Error>) {
+    fn drained(&mut self, chunk: &ChunkRef, after: After, error: Option<Error>) {
         let mut cell = chunk.cell.lock();
         let dropped = cell.drop_frame(after);
         let (woken, load) = cell.grant(chunk);
@@ -274,21 +267,22 @@ impl Mover {
         self.handle.wake(chunk, woken, load);
     }
 
-    /// Frees an extent if this was the last hold on it; a read in progress frees it later.
-    pub(super) fn free_extent(&mut self, path: PathId, extent: Arc<Extent>) {
-        if let Ok(extent) = Arc::try_unwrap(extent) {
-            self.path(path).free(extent);
-            self.health[path.index()].refused = None;
-        }
+    /// Gives space on a path back.
+    fn free_piece(&mut self, piece: Piece) {
+        let path = piece.path();
+        self.path(path).free(piece.into_extent());
+        self.health[path.index()].refused = None;
     }
 
     /// The object was unlinked: its memory and space go as soon as nobody uses them.
-    pub(super) fn delete(&mut self, chunk: &Arc<Chunk>) {
+    pub(super) fn delete(&mut self, chunk: &ChunkRef) {
         let mut cell = chunk.cell.lock();
         let called_off = cell.residency.drain == Drain::Queued;
         let after = cell.residency.delete();
         let dropped = cell.drop_frame(after);
-        let at_rest = cell.residency.disk_unused();
+        // A read under way ends before its extent is given back.
+        let being_read = matches!(cell.frame(), FrameSlot::Filling(_));
+        let at_rest = cell.residency.disk_unused() && !being_read;
         let disk = if at_rest { cell.disk.take() } else { None };
         let (woken, _) = cell.grant(chunk);
         drop(cell);
@@ -304,14 +298,14 @@ impl Mover {
             self.forget(chunk);
         }
         if let Some(disk) = disk {
-            self.free_extent(disk.path, disk.extent);
+            self.free_piece(disk.piece);
         }
         self.handle.wake(chunk, woken, false);
     }
 
     /// A lease ended and dropped the frame on its way; the chunk may be on its way in again.
-    pub(super) fn left(&mut self, chunk: &Arc<Chunk>) {
-        if matches!(chunk.cell.lock().frame, FrameSlot::Empty) {
+    pub(super) fn left(&mut self, chunk: &ChunkRef) {
+        if matches!(chunk.cell.lock().frame(), FrameSlot::Empty) {
             self.forget(chunk);
         }
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender};
 
 use super::{TensorEntry, TensorFile};
-use crate::arena::{FrameSlice, FrameSliceMut};
+use crate::arena::{FrameSlice, FrameSliceMut, granules_up};
 use crate::error::{Errno, Error, Result};
 use crate::id::Class;
 use crate::io::EngineKind;
@@ -35,6 +35,8 @@ pub(crate) struct AdoptedFile {
 #[derive(Debug)]
 struct Shared {
     file: TensorFile,
+    /// Where the last tensor ends in the file.
+    end: u64,
     reads: AtomicU64,
     read_bytes: AtomicU64,
     outstanding_bytes: AtomicU64,
@@ -54,8 +56,10 @@ impl AdoptedFile {
     /// [`Error::System`] when the system refuses threads.
     pub(crate) fn new(file: TensorFile) -> Result<Self> {
         let capabilities = capabilities(file.path(), file.how());
+        let end = file.entries().iter().map(|entry| entry.range.end).max().unwrap_or(0);
         let shared = Arc::new(Shared {
             file,
+            end,
             reads: AtomicU64::new(0),
             read_bytes: AtomicU64::new(0),
             outstanding_bytes: AtomicU64::new(0),
@@ -80,9 +84,10 @@ impl AdoptedFile {
         self.shared.file.entries()
     }
 
-    /// Returns the extent that `len` bytes of the file from `offset` on are.
+    /// Returns the extent that `len` bytes of the file from `offset` on are; as all extents it is
+    /// whole granules, so it may reach into what follows, or beyond the end.
     pub(crate) fn extent(offset: u64, len: u64) -> Extent {
-        Extent::new(0, offset, len)
+        Extent::new(0, offset, granules_up(len))
     }
 }
 
@@ -142,6 +147,7 @@ impl PathStore for AdoptedFile {
     fn read(&self, extent: &Extent, at: u64, into: FrameSliceMut, _class: Class, done: ReadDone) {
         let start = extent.offset() + at;
         let end = (start + into.len() as u64).min(extent.offset() + extent.bytes());
+        let end = end.min(self.shared.end);
         let refuse = |errno, into, done: ReadDone| {
             drop(into);
             done(Err(TransferError { errno: Errno(errno), offset: start }));

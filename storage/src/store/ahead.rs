@@ -20,7 +20,7 @@ impl Ahead {
     /// paths have something to read however unequal they are, and one chunk at least.
     pub(super) fn new(store: &Store, object: &ObjectRef, end: u32) -> Self {
         let budget = store.0.handle.shared.arena.usage().budget;
-        let window = (budget / BUDGET_PART / object.0.chunk_bytes.max(1)).max(1);
+        let window = (budget / BUDGET_PART / object.0.chunk_bytes().max(1)).max(1);
         Ahead { window: u32::try_from(window).unwrap_or(u32::MAX), next: 0, end }
     }
 
@@ -28,10 +28,9 @@ impl Ahead {
     pub(super) fn follow(&mut self, store: &Store, object: &ObjectRef, at: u32) {
         let from = self.next.max(at.saturating_add(1));
         let to = at.saturating_add(1).saturating_add(self.window).min(self.end);
-        if let Some(chunks) = object.0.chunks.get(from as usize..to as usize)
-            && !chunks.is_empty()
-        {
-            store.0.handle.prefetch(chunks.to_vec());
+        let chunks: Vec<_> = (from..to).map_while(|index| object.0.chunk(index).ok()).collect();
+        if !chunks.is_empty() {
+            store.0.handle.prefetch(chunks);
             self.next = to;
         }
     }

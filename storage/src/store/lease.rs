@@ -48,7 +48,7 @@ impl Store {
 
     fn lease(&self, object: &ObjectRef, chunk: u32, mode: Mode) -> Ticket<Hold> {
         match self.check_open().and_then(|()| object.0.chunk(chunk)) {
-            Ok(chunk) => self.0.handle.lease(chunk, mode),
+            Ok(chunk) => self.0.handle.lease(&chunk, mode),
             Err(error) => Ticket::answered(Err(error)),
         }
     }

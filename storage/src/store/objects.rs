@@ -4,12 +4,12 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::catalog::{Chunk, FrameSlot, Key, Object};
+use crate::catalog::{ChunkRef, FrameSlot, Key, Object};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::id::ObjectId;
 use crate::mover::Msg;
-use crate::residency::Mode;
+use crate::residency::{Mode, Stored};
 use crate::sync::Ordering;
 use crate::ticket::ticket;
 use crate::units::Bytes;
@@ -43,33 +43,33 @@ pub struct Stat {
 impl ObjectRef {
     /// Returns how many chunks the object has.
     pub fn chunks(&self) -> u32 {
-        self.0.chunks.len() as u32
+        self.0.chunk_count()
     }
 
     /// Returns the object's length in bytes.
     pub fn bytes(&self) -> u64 {
-        self.0.bytes
+        self.0.bytes()
     }
 
     /// Returns what is known of the object now.
     pub fn stat(&self) -> Stat {
         let object = &self.0;
         let (mut host_bytes, mut stored_bytes) = (0, 0);
-        for chunk in &object.chunks {
+        for chunk in object.chunks() {
             let cell = chunk.cell.lock();
-            if matches!(cell.frame, FrameSlot::Here(_) | FrameSlot::Out) {
-                host_bytes += chunk.bytes;
+            if matches!(cell.frame(), FrameSlot::Here(_) | FrameSlot::Out) {
+                host_bytes += chunk.bytes();
             }
-            if cell.residency.stored == Some(cell.residency.newest) {
-                stored_bytes += chunk.bytes;
+            if cell.residency.stored == Stored::Newest {
+                stored_bytes += chunk.bytes();
             }
         }
         Stat {
-            key: object.key.lock().clone(),
-            dtype: object.dtype,
-            shape: object.shape.to_vec(),
-            bytes: object.bytes,
-            chunk_bytes: object.chunk_bytes,
+            key: object.key(),
+            dtype: object.layout().dtype(),
+            shape: object.layout().shape(),
+            bytes: object.bytes(),
+            chunk_bytes: object.chunk_bytes(),
             host_bytes,
             stored_bytes,
         }
@@ -99,7 +99,7 @@ impl Store {
     ) -> Result<ObjectRef> {
         self.check_open()?;
         let object = self.new_object(key, dtype, shape, chunk_bytes)?;
-        self.0.catalog.lock().insert(Key::new(key)?, Arc::clone(&object))?;
+        self.0.catalog.lock().insert(Arc::clone(&object))?;
         Ok(ObjectRef(object))
     }
 
@@ -129,10 +129,9 @@ impl Store {
         self.check_open()?;
         let object = self.new_object(key, dtype, shape, self.0.chunk_bytes)?;
         object.expect_len(bytes.len())?;
-        let key = Key::new(key)?;
-        let mut parts = object.chunks.iter().zip(bytes.chunks(object.chunk_bytes as usize));
+        let mut parts = object.chunks().zip(bytes.chunks(object.chunk_bytes().max(1) as usize));
         self.0.catalog.lock().arrives(&object);
-        let put = parts.try_for_each(|(chunk, part)| self.put_chunk(chunk, part));
+        let put = parts.try_for_each(|(chunk, part)| self.put_chunk(&chunk, part));
         let mut catalog = self.0.catalog.lock();
         catalog.arrived(&object);
         if let Err(error) = put {
@@ -140,7 +139,7 @@ impl Store {
             self.0.handle.send(Msg::Delete(object));
             return Err(error);
         }
-        let old = catalog.replace(key, Arc::clone(&object));
+        let old = catalog.replace(Arc::clone(&object));
         drop(catalog);
         if let Some(old) = old {
             self.0.handle.send(Msg::Delete(old));
@@ -148,13 +147,13 @@ impl Store {
         Ok(ObjectRef(object))
     }
 
-    fn put_chunk(&self, chunk: &Arc<Chunk>, part: &[u8]) -> Result<()> {
+    fn put_chunk(&self, chunk: &ChunkRef, part: &[u8]) -> Result<()> {
         let (reply, frame) = ticket();
-        self.0.handle.send(Msg::Frame { bytes: chunk.bytes, reply });
+        self.0.handle.send(Msg::Frame { bytes: chunk.bytes(), reply });
         let mut frame = frame.wait()?;
         frame.copy_from_slice(part);
         let mut cell = chunk.cell.lock();
-        cell.frame = FrameSlot::Here(frame.share());
+        cell.set_frame(FrameSlot::Here(frame.share()));
         cell.residency.put();
         drop(cell);
         self.0.handle.adopt(chunk);
@@ -212,14 +211,14 @@ impl Store {
 
     fn copy_range(&self, object: &ObjectRef, range: Range<u64>, into: &mut [u8]) -> Result<()> {
         self.check_open()?;
-        let size = object.0.chunk_bytes;
+        let size = object.0.chunk_bytes().max(1);
         let mut left = into;
         let mut ahead = Ahead::new(self, object, range.end.div_ceil(size) as u32);
         for index in range.start / size..range.end.div_ceil(size) {
             let start = range.start.max(index * size) - index * size;
             let end = range.end.min((index + 1) * size) - index * size;
             let chunk = object.0.chunk(index as u32)?;
-            let hold = self.0.handle.lease(chunk, Mode::Read);
+            let hold = self.0.handle.lease(&chunk, Mode::Read);
             ahead.follow(self, object, index as u32);
             let hold = hold.wait()?;
             let (head, tail) = left.split_at_mut((end - start) as usize);
@@ -232,7 +231,7 @@ impl Store {
     /// Says that the object will be wanted: its chunks are loaded as memory allows, without evicting
     /// what a declared schedule keeps. Returns at once.
     pub fn prefetch(&self, object: &ObjectRef) {
-        self.0.handle.prefetch(object.0.chunks.to_vec());
+        self.0.handle.prefetch(object.0.chunks().collect());
     }
 
     /// Moves the object out of memory and waits for it; chunks that leases hold stay.
@@ -242,7 +241,7 @@ impl Store {
     pub fn evict(&self, key: &str) -> Result<()> {
         let object = self.object(key)?;
         let (reply, done) = ticket();
-        self.0.handle.send(Msg::Evict { chunks: object.0.chunks.to_vec(), reply });
+        self.0.handle.send(Msg::Evict { chunks: object.0.chunks().collect(), reply });
         done.wait()
     }
 
@@ -277,6 +276,6 @@ impl Store {
 
     /// Returns the keys that begin with `prefix`, in order.
     pub fn list(&self, prefix: &str) -> Vec<Key> {
-        self.0.catalog.lock().list(prefix).into_iter().map(|(key, _)| key).collect()
+        self.0.catalog.lock().list(prefix)
     }
 }

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::catalog::{Chunk, DiskCopy, Key, Object};
+use crate::catalog::{ChunkRef, DiskCopy, Key, Object, Piece};
 use crate::clock::Clock;
+use crate::codec::Form;
 use crate::error::{Error, Result};
 use crate::id::{ObjectId, PathId, Version};
 use crate::io::EngineChoice;
@@ -132,24 +133,22 @@ impl Store {
         }
     }
 
-    fn chunks_on(&self, path: PathId) -> Vec<Arc<Chunk>> {
-        let on_it = |chunk: &&Arc<Chunk>| {
-            chunk.cell.lock().disk.as_ref().is_some_and(|disk| disk.path == path)
-        };
+    fn chunks_on(&self, path: PathId) -> Vec<ChunkRef> {
+        let on_it =
+            |chunk: &ChunkRef| chunk.cell.lock().disk.as_ref().is_some_and(|disk| disk.is_on(path));
         let objects: Vec<_> = self.0.catalog.lock().all().cloned().collect();
-        let chunks = objects.iter().flat_map(|object| object.chunks.iter());
-        chunks.filter(on_it).cloned().collect()
+        objects.iter().flat_map(Object::chunks).filter(on_it).collect()
     }
 
     /// Brings a chunk into memory and has it written again, elsewhere.
-    fn move_off(&self, chunk: &Arc<Chunk>, path: PathId) -> Result<()> {
+    fn move_off(&self, chunk: &ChunkRef, path: PathId) -> Result<()> {
         let hold = match self.0.handle.lease(chunk, Mode::Read).wait() {
             // It was deleted meanwhile: nothing is left to move.
             Err(Error::NotFound { .. }) => return Ok(()),
             other => other?,
         };
         let mut cell = chunk.cell.lock();
-        if cell.disk.as_ref().is_some_and(|disk| disk.path == path) {
+        if cell.disk.as_ref().is_some_and(|disk| disk.is_on(path)) {
             cell.residency.rewrite();
         }
         drop(cell);
@@ -176,24 +175,24 @@ impl Store {
         for entry in adopted.entries() {
             let key = Key::new(&format!("{prefix}{}", entry.name))?;
             let id = ObjectId(self.0.next_object.fetch_add(1, Ordering::Relaxed));
-            let object =
-                Object::new(id, key.clone(), entry.dtype, &entry.shape, self.0.chunk_bytes)?;
-            for chunk in &object.chunks {
-                let offset = entry.range.start + u64::from(chunk.id.index) * object.chunk_bytes;
+            let object = Object::new(id, key, entry.dtype, &entry.shape, self.0.chunk_bytes)?;
+            let object = Arc::new(object);
+            for chunk in object.chunks() {
+                let offset = entry.range.start + u64::from(chunk.index()) * object.chunk_bytes();
                 let mut cell = chunk.cell.lock();
                 cell.residency.stored_already(Version(1));
-                let extent = Arc::new(AdoptedFile::extent(offset, chunk.bytes));
-                cell.disk = Some(DiskCopy { path, extent, sums: None, packed: None });
+                let piece = Piece::new(path, AdoptedFile::extent(offset, chunk.bytes()));
+                cell.disk = Some(DiskCopy { piece, form: Form::default() });
             }
-            objects.push((key, Arc::new(object)));
+            objects.push(object);
         }
         let mut catalog = self.0.catalog.lock();
-        if let Some((key, _)) = objects.iter().find(|(key, _)| catalog.get(key).is_ok()) {
-            return Err(Error::AlreadyExists { key: key.to_string() });
+        if let Some(object) = objects.iter().find(|object| catalog.get(&object.key()).is_ok()) {
+            return Err(Error::AlreadyExists { key: object.key().to_string() });
         }
-        for (key, object) in &objects {
-            catalog.insert(key.clone(), Arc::clone(object))?;
+        for object in &objects {
+            catalog.insert(Arc::clone(object))?;
         }
-        Ok(objects.into_iter().map(|(_, object)| ObjectRef(object)).collect())
+        Ok(objects.into_iter().map(ObjectRef).collect())
     }
 }

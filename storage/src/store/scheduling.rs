@@ -1,8 +1,6 @@
 //! Declaring the future: which chunks will be accessed in which order.
 
-use std::sync::Arc;
-
-use crate::catalog::Chunk;
+use crate::catalog::ChunkRef;
 use crate::error::Result;
 use crate::mover::Msg;
 use crate::ticket::ticket;
@@ -20,8 +18,8 @@ impl Store {
     /// # Errors
     /// [`crate::error::Error::Closed`].
     pub fn declare(&self, this: &[ObjectRef], next: &[ObjectRef], reserve: u64) -> Result<()> {
-        let chunks = |objects: &[ObjectRef]| -> Vec<Arc<Chunk>> {
-            objects.iter().flat_map(|object| object.0.chunks.iter().cloned()).collect()
+        let chunks = |objects: &[ObjectRef]| -> Vec<ChunkRef> {
+            objects.iter().flat_map(|object| object.0.chunks()).collect()
         };
         let (reply, done) = ticket();
         let (this, next) = (chunks(this), chunks(next));
