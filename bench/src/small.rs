@@ -13,7 +13,7 @@ use crate::table::{Bar, Figure, Spread, Table};
 
 const ROW: &str = "small";
 const BYTES: usize = 4096;
-const BUDGET: u64 = 1 << 30;
+const BUDGET: u64 = 256 << 20;
 
 /// Measures the row. Rates are the median over tenths of the objects.
 ///

@@ -43,6 +43,19 @@ struct State {
     committed: u64,
     /// Committed bytes that the kernel agreed to lock.
     locked: u64,
+    /// Bytes of metadata outside of the region that its budget answers for.
+    metadata: u64,
+}
+
+/// Metadata up to this is part of what a store takes beside its budget; only what exceeds it takes
+/// room from frames, so that a budget of n chunks holds n chunks.
+const METADATA_FREE_BYTES: u64 = 16 << 20;
+
+impl State {
+    /// Returns how much of the budget metadata takes, whole granules.
+    fn charged(&self) -> u64 {
+        granules_up(self.metadata.saturating_sub(METADATA_FREE_BYTES))
+    }
 }
 
 /// How the arena stands, in bytes.
@@ -58,6 +71,22 @@ pub struct ArenaUse {
     pub in_use: u64,
     /// The longest run that one frame could take.
     pub largest_run: u64,
+    /// What the store's metadata takes outside of frames, as counted, in bytes.
+    pub metadata: u64,
+    /// Of the budget, what frames cannot have because metadata takes it.
+    pub charged: u64,
+}
+
+impl ArenaUse {
+    /// Returns how much frames could have in all.
+    pub fn for_frames(&self) -> u64 {
+        self.budget - self.charged.min(self.budget)
+    }
+
+    /// Returns how much frames could still take, whatever its pieces.
+    pub fn free(&self) -> u64 {
+        self.for_frames().saturating_sub(self.in_use)
+    }
 }
 
 impl Arena {
@@ -74,7 +103,8 @@ impl Arena {
             });
         }
         let region = Region::reserve(budget)?;
-        let state = State { ranges: RangeAllocator::new(budget), committed: 0, locked: 0 };
+        let ranges = RangeAllocator::new(budget);
+        let state = State { ranges, committed: 0, locked: 0, metadata: 0 };
         Ok(Arena(Arc::new(Shared {
             region,
             state: Mutex::new(state),
@@ -119,6 +149,9 @@ impl Arena {
     ) -> Result<Option<FrameMut>> {
         let padded = granules_up(bytes.max(1));
         let mut state = self.0.state.lock();
+        if state.ranges.free() < padded + state.charged() {
+            return Ok(None);
+        }
         let Some(start) = take(&mut state.ranges, padded) else {
             return Ok(None);
         };
@@ -128,6 +161,19 @@ impl Arena {
         }
         drop(state);
         Ok(Some(FrameMut::new(self.clone(), start, bytes)))
+    }
+
+    /// Counts metadata that now exists, in bytes. Returns whether the budget bears it.
+    pub(crate) fn add_metadata(&self, bytes: u64) -> bool {
+        let mut state = self.0.state.lock();
+        state.metadata += bytes;
+        state.charged() < self.0.region.bytes()
+    }
+
+    /// Counts metadata that is gone, in bytes.
+    pub(crate) fn remove_metadata(&self, bytes: u64) {
+        let mut state = self.0.state.lock();
+        state.metadata = state.metadata.saturating_sub(bytes);
     }
 
     /// Commits pieces until the first `end` bytes are usable.
@@ -181,6 +227,8 @@ impl Arena {
             locked: state.locked,
             in_use: budget - state.ranges.free(),
             largest_run: state.ranges.largest_run(),
+            metadata: state.metadata,
+            charged: state.charged(),
         }
     }
 }
@@ -207,6 +255,20 @@ mod tests {
         assert_eq!(arena.usage().in_use, 0);
         assert_eq!(arena.try_alloc(10 * GRANULE).unwrap().unwrap().len(), 10 * 4096);
         assert!(Arena::new(4095).is_err());
+    }
+
+    #[test]
+    fn much_metadata_takes_room_from_frames() {
+        let arena = Arena::new(4 * GRANULE).unwrap();
+        assert!(arena.add_metadata(METADATA_FREE_BYTES));
+        let frame = arena.try_alloc(2 * GRANULE).unwrap().unwrap();
+        assert!(arena.add_metadata(GRANULE + 1));
+        assert_eq!((arena.usage().charged, arena.usage().free()), (2 * GRANULE, 0));
+        assert!(arena.try_alloc(1).unwrap().is_none());
+        assert!(!arena.add_metadata(2 * GRANULE), "something must be left for frames");
+        arena.remove_metadata(2 * GRANULE + 1);
+        assert_eq!(arena.usage().free(), GRANULE);
+        drop((arena.try_alloc(1).unwrap().unwrap(), frame));
     }
 
     #[test]

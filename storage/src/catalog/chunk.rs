@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::arena::{FillGuard, FrameMut, FrameRef};
 use crate::error::Result;
 use crate::residency::{Mode, Residency};
-use crate::sync::{AtomicBool, AtomicU64, Mutex};
+use crate::sync::{AtomicU64, Mutex};
 
 use super::DiskCopy;
 
@@ -19,10 +19,6 @@ pub(crate) struct Chunk {
     pub(crate) cell: Mutex<Cell>,
     /// When it was last leased, on the store's own count of leases.
     pub(crate) last_use: AtomicU64,
-    /// Set while a declared schedule names it: the mover wants to know when a lease of it ends.
-    pub(crate) tracked: AtomicBool,
-    /// Set while a prefetch brought it and nobody has leased it yet.
-    pub(crate) awaited: AtomicBool,
 }
 
 /// The changing part of a chunk.
@@ -39,6 +35,7 @@ struct Presence {
     frame: FrameSlot,
     waiters: VecDeque<Waiter>,
     framed_at: Option<Instant>,
+    awaited: bool,
 }
 
 /// Where a chunk's frame is.
@@ -89,6 +86,10 @@ pub struct Waits {
 }
 
 impl Cell {
+    /// What a chunk in memory takes beside its frame and its metadata on a path, in bytes: its
+    /// presence, its frame's block, its places in the mover's and the arena's tables.
+    pub(crate) const PRESENCE_BYTES: u64 = 256;
+
     /// Returns where the frame is.
     pub(crate) fn frame(&self) -> &FrameSlot {
         self.presence.as_ref().map_or(&FrameSlot::Empty, |presence| &presence.frame)
@@ -121,6 +122,18 @@ impl Cell {
     /// Notes that a frame was found for what waits: what is waited before is waiting for memory.
     pub(crate) fn framed(&mut self, now: Instant) {
         self.presence().framed_at = Some(now);
+    }
+
+    /// Notes whether a prefetch brings it, and nobody has leased it yet.
+    pub(crate) fn set_awaited(&mut self, awaited: bool) {
+        if awaited || self.presence.is_some() {
+            self.presence().awaited = awaited;
+        }
+    }
+
+    /// Returns whether a prefetch brought it and nobody has leased it yet.
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.presence.as_ref().is_some_and(|presence| presence.awaited)
     }
 
     /// Splits the time since `since` into waiting for memory and waiting for the rest.
@@ -172,13 +185,6 @@ impl Cell {
             self.presence = None;
         }
     }
-
-    /// Returns how much memory the cell takes beside its own size, in bytes.
-    pub(crate) fn memory_bytes(&self) -> u64 {
-        let form = self.disk.as_ref().map_or(0, |disk| disk.form.memory_bytes());
-        let presence = self.presence.as_ref().map_or(0, |_| size_of::<Presence>() as u64);
-        form + presence
-    }
 }
 
 impl fmt::Debug for Waiter {
@@ -194,6 +200,6 @@ mod tests {
     #[test]
     fn a_chunk_on_a_path_is_small() {
         assert_eq!((size_of::<Residency>(), size_of::<Cell>()), (24, 72));
-        assert_eq!(size_of::<Chunk>(), 96);
+        assert_eq!(size_of::<Chunk>(), 88);
     }
 }

@@ -7,13 +7,16 @@ use std::sync::Arc;
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
 
+use crate::arena::Arena;
 use crate::error::{Error, Result};
+use crate::units::Bytes;
 
 use super::{Key, Object};
 
-/// The objects by key.
-#[derive(Debug, Default)]
+/// The objects by key. What they take in memory is charged to the arena's budget.
+#[derive(Debug)]
 pub(crate) struct Catalog {
+    arena: Arena,
     objects: HashTable<Arc<Object>>,
     hasher: RandomState,
     /// Objects that are being put and have no key yet; their first chunks may be on a path already.
@@ -21,24 +24,31 @@ pub(crate) struct Catalog {
 }
 
 impl Catalog {
+    pub(crate) fn new(arena: Arena) -> Self {
+        let (objects, hasher) = (HashTable::new(), RandomState::new());
+        Catalog { arena, objects, hasher, arriving: Vec::new() }
+    }
+
     pub(crate) fn get(&self, key: &str) -> Result<Arc<Object>> {
         let found = self.objects.find(self.hash(key), |object| object.is_named(key));
         found.cloned().ok_or_else(|| not_found(key))
     }
 
     /// Adds an object that must be new.
+    ///
+    /// # Errors
+    /// [`Error::AlreadyExists`], [`Error::BudgetExhausted`] when its metadata is too much.
     pub(crate) fn insert(&mut self, object: Arc<Object>) -> Result<()> {
-        match self.entry(&object.key()) {
-            Entry::Occupied(_) => Err(Error::AlreadyExists { key: object.key().to_string() }),
-            Entry::Vacant(vacant) => {
-                vacant.insert(object);
-                Ok(())
-            }
+        if self.get(&object.key()).is_ok() {
+            return Err(Error::AlreadyExists { key: object.key().to_string() });
         }
+        self.charge(&object)?;
+        self.replace(object);
+        Ok(())
     }
 
-    /// Puts an object under its key and returns the one it replaces.
-    pub(crate) fn replace(&mut self, object: Arc<Object>) -> Option<Arc<Object>> {
+    /// Puts an object that is charged under its key and returns the one it replaces.
+    fn replace(&mut self, object: Arc<Object>) -> Option<Arc<Object>> {
         match self.entry(&object.key()) {
             Entry::Occupied(mut occupied) => Some(std::mem::replace(occupied.get_mut(), object)),
             Entry::Vacant(vacant) => {
@@ -49,10 +59,32 @@ impl Catalog {
     }
 
     pub(crate) fn remove(&mut self, key: &str) -> Result<Arc<Object>> {
-        match self.entry(key) {
-            Entry::Occupied(occupied) => Ok(occupied.remove().0),
-            Entry::Vacant(_) => Err(not_found(key)),
+        let object = match self.entry(key) {
+            Entry::Occupied(occupied) => occupied.remove().0,
+            Entry::Vacant(_) => return Err(not_found(key)),
+        };
+        self.arena.remove_metadata(object.memory_bytes());
+        Ok(object)
+    }
+
+    fn charge(&self, object: &Object) -> Result<()> {
+        let bytes = object.memory_bytes();
+        if self.arena.add_metadata(bytes) {
+            return Ok(());
         }
+        self.arena.remove_metadata(bytes);
+        let usage = self.arena.usage();
+        Err(Error::BudgetExhausted {
+            budget: Bytes(usage.budget),
+            needed: Bytes(bytes),
+            free: Bytes(usage.free()),
+            largest_run: Bytes(usage.largest_run),
+            holders: vec![format!(
+                "the metadata of {} objects ({})",
+                self.objects.len(),
+                Bytes(usage.metadata)
+            )],
+        })
     }
 
     pub(crate) fn rename(&mut self, from: &str, to: Key) -> Result<()> {
@@ -61,18 +93,41 @@ impl Catalog {
             return Err(Error::AlreadyExists { key: to.to_string() });
         }
         let object = self.remove(from)?;
-        object.set_key(to);
-        self.insert(object)
+        let old = object.set_key(&to);
+        let renamed = self.insert(Arc::clone(&object));
+        if renamed.is_err() {
+            // A longer key was too much; the old one was not.
+            object.set_key(&old);
+            self.insert(object)?;
+        }
+        renamed
     }
 
-    /// Takes note of an object that is being put, until [`Catalog::arrived`].
-    pub(crate) fn arrives(&mut self, object: &Arc<Object>) {
+    /// Takes note of an object that is being put, until [`Catalog::arrived`] or
+    /// [`Catalog::turned_back`].
+    ///
+    /// # Errors
+    /// [`Error::BudgetExhausted`] when its metadata is too much.
+    pub(crate) fn arrives(&mut self, object: &Arc<Object>) -> Result<()> {
+        self.charge(object)?;
         self.arriving.push(Arc::clone(object));
+        Ok(())
     }
 
-    /// An object was put, or will not be.
-    pub(crate) fn arrived(&mut self, object: &Arc<Object>) {
+    /// An object was put; returns the one it replaces.
+    pub(crate) fn arrived(&mut self, object: &Arc<Object>) -> Option<Arc<Object>> {
         self.arriving.retain(|other| !Arc::ptr_eq(other, object));
+        let old = self.replace(Arc::clone(object));
+        if let Some(old) = &old {
+            self.arena.remove_metadata(old.memory_bytes());
+        }
+        old
+    }
+
+    /// An object will not be put.
+    pub(crate) fn turned_back(&mut self, object: &Arc<Object>) {
+        self.arriving.retain(|other| !Arc::ptr_eq(other, object));
+        self.arena.remove_metadata(object.memory_bytes());
     }
 
     /// Returns every object that may have bytes on a path, those being put too.

@@ -23,7 +23,12 @@ impl Key {
         if key.len() > Key::MAX_BYTES {
             return Err(Error::KeyTooLong { bytes: Bytes(key.len() as u64) });
         }
-        Ok(Key(Arc::from(key)))
+        Ok(Key::checked(key))
+    }
+
+    /// Returns a key that was checked before.
+    pub(super) fn checked(key: &str) -> Self {
+        Key(Arc::from(key))
     }
 }
 

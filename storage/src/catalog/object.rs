@@ -4,6 +4,7 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::{Arc, Weak};
 
+use crate::codec::BLOCK_BYTES;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::id::{ChunkId, ObjectId};
@@ -15,16 +16,16 @@ use super::{Chunk, Key, Layout};
 /// A named tensor and its chunks.
 pub(crate) struct Object {
     id: ObjectId,
-    /// Changed by a rename.
-    key: Mutex<Key>,
-    layout: Layout,
-    chunks: Chunks,
+    /// Changed by a rename. Not a [`Key`], which has counts beside it.
+    key: Mutex<Box<str>>,
+    body: Body,
 }
 
-/// An object of one chunk has it in place.
-enum Chunks {
-    One(Chunk),
-    Many { chunks: Box<[Chunk]>, chunk_bytes: u64 },
+/// An object of one chunk has it in place. Each variant has a layout, so that the layout's spare
+/// values tell them apart and it takes no word of its own.
+enum Body {
+    One { layout: Layout, chunk: Chunk },
+    Many { layout: Layout, chunks: Box<[Chunk]>, chunk_bytes: u64 },
 }
 
 /// A chunk of an object; keeps the object. Clones are cheap.
@@ -60,18 +61,19 @@ impl Object {
                 why: format!("a {dtype} tensor of shape {shape:?} is too large"),
             });
         };
-        let chunks = match count {
-            1 => Chunks::One(Chunk::default()),
+        let body = match count {
+            1 => Body::One { layout, chunk: Chunk::default() },
             _ => {
-                Chunks::Many { chunks: (0..count).map(|_| Chunk::default()).collect(), chunk_bytes }
+                let chunks = (0..count).map(|_| Chunk::default()).collect();
+                Body::Many { layout, chunks, chunk_bytes }
             }
         };
-        Ok(Object { id, key: Mutex::new(key), layout, chunks })
+        Ok(Object { id, key: Mutex::new((&*key).into()), body })
     }
 
     /// Returns the key as it is now.
     pub(crate) fn key(&self) -> Key {
-        self.key.lock().clone()
+        Key::checked(&self.key.lock())
     }
 
     /// Returns whether this is its key now.
@@ -79,32 +81,36 @@ impl Object {
         **self.key.lock() == *key
     }
 
-    pub(super) fn set_key(&self, key: Key) {
-        *self.key.lock() = key;
+    /// Gives it another key and returns the one it had.
+    pub(super) fn set_key(&self, key: &Key) -> Key {
+        let old = std::mem::replace(&mut *self.key.lock(), (&**key).into());
+        Key::checked(&old)
     }
 
     pub(crate) fn layout(&self) -> &Layout {
-        &self.layout
+        match &self.body {
+            Body::One { layout, .. } | Body::Many { layout, .. } => layout,
+        }
     }
 
     /// Returns the length in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         // It was checked when the object was made.
-        self.layout.checked_bytes().unwrap_or(0)
+        self.layout().checked_bytes().unwrap_or(0)
     }
 
     /// Returns the length of all chunks but the last, in bytes; for one chunk its own.
     pub(crate) fn chunk_bytes(&self) -> u64 {
-        match &self.chunks {
-            Chunks::One(_) => self.bytes(),
-            Chunks::Many { chunk_bytes, .. } => *chunk_bytes,
+        match &self.body {
+            Body::One { .. } => self.bytes(),
+            Body::Many { chunk_bytes, .. } => *chunk_bytes,
         }
     }
 
     fn slice(&self) -> &[Chunk] {
-        match &self.chunks {
-            Chunks::One(chunk) => std::slice::from_ref(chunk),
-            Chunks::Many { chunks, .. } => chunks,
+        match &self.body {
+            Body::One { chunk, .. } => std::slice::from_ref(chunk),
+            Body::Many { chunks, .. } => chunks,
         }
     }
 
@@ -134,7 +140,6 @@ impl Object {
         (0..self.chunk_count()).map(move |index| ChunkRef { object: Arc::clone(&object), index })
     }
 
-    /// Returns the lengths of the chunks from `from` on that are before `to`, or none of them.
     fn bytes_of(&self, index: u32) -> u64 {
         let size = self.chunk_bytes();
         size.min(self.bytes() - u64::from(index) * size)
@@ -153,24 +158,26 @@ impl Object {
             why: format!(
                 "is {} ({} of shape {:?}, {} bytes), given {} bytes",
                 Bytes(self.bytes()),
-                self.layout.dtype(),
-                self.layout.shape(),
+                self.layout().dtype(),
+                self.layout().shape(),
                 self.bytes(),
                 bytes
             ),
         })
     }
 
-    /// Returns how much memory the object's metadata takes when none of it is in memory, beside its
-    /// key, in bytes. What forms of storage add to it is not known yet.
+    /// Returns how much memory the object's metadata takes when none of it is in memory, with a
+    /// checksum per block, in bytes.
     pub(crate) fn memory_bytes(&self) -> u64 {
-        /// The counts beside an object, the slot of an index, and the allocator's own.
-        const AROUND: u64 = 16 + 16 + 8;
-        let beside = match &self.chunks {
-            Chunks::One(_) => 0,
-            Chunks::Many { chunks, .. } => size_of_val(&**chunks) as u64,
+        /// The counts beside it, the slot of an index, and the allocator's own for it and its key.
+        const AROUND: u64 = 16 + 16 + 2 * 8;
+        let beside = match &self.body {
+            Body::One { .. } => 0,
+            Body::Many { chunks, .. } => size_of_val(&**chunks) as u64,
         };
-        size_of::<Object>() as u64 + AROUND + self.layout.memory_bytes() + beside
+        let sums = 8 * (self.bytes() / BLOCK_BYTES as u64);
+        let key = self.key.lock().len() as u64;
+        size_of::<Object>() as u64 + AROUND + key + self.layout().memory_bytes() + beside + sums
     }
 }
 
@@ -191,12 +198,12 @@ impl ChunkRef {
 
     /// Returns the bytes of one element.
     pub(crate) fn width(&self) -> u8 {
-        self.object.layout.dtype().bytes() as u8
+        self.object.layout().dtype().bytes() as u8
     }
 
     /// Returns the object's key as it is now, for a message.
     pub(crate) fn key_text(&self) -> String {
-        self.object.key.lock().to_string()
+        self.object.key().to_string()
     }
 
     pub(crate) fn downgrade(&self) -> WeakChunk {
@@ -247,6 +254,7 @@ mod tests {
             assert!(lengths.iter().rev().skip(1).all(|bytes| *bytes == chunk_bytes));
             assert!(object.chunk(lengths.len() as u32).is_err());
         }
-        assert!(object(&[8], 4096).memory_bytes() <= 200);
+        assert_eq!(size_of::<Object>(), 136);
+        assert!(object(&[8], 4096).memory_bytes() <= 200, "beside its key");
     }
 }

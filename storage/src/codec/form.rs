@@ -77,14 +77,6 @@ impl Form {
             Kept::Blocks(blocks) => blocks.restore(frame, scratch),
         }
     }
-
-    /// Returns how much memory this takes beside its own size, in bytes.
-    pub fn memory_bytes(&self) -> u64 {
-        let Kept::Blocks(blocks) = &self.0 else { return 0 };
-        let sums = blocks.sums.as_ref().map_or(0, Checksums::memory_bytes);
-        let packed = blocks.packed.as_ref().map_or(0, Packed::memory_bytes);
-        size_of::<Blocks>() as u64 + sums + packed
-    }
 }
 
 impl Blocks {

@@ -14,15 +14,13 @@ impl Mover {
     /// not leaves; `reserve` bytes of the budget are left to what is on its way in and out.
     pub(super) fn declare(&mut self, this: Vec<ChunkRef>, next: &[ChunkRef], reserve: u64) {
         self.end_schedule();
-        let capacity = self.handle.shared.arena.usage().budget.saturating_sub(reserve);
+        let capacity = self.handle.shared.arena.usage().for_frames().saturating_sub(reserve);
         let declared = Declared::new(this, next, capacity, |id| {
             self.resident.get(&id).is_some_and(|chunk| chunk.cell.lock().residency.stays())
         });
-        for chunk in declared.chunks() {
-            chunk.tracked.store(true, Ordering::Relaxed);
-        }
         let surplus = declared.surplus();
         self.declared = Some(declared);
+        self.handle.shared.scheduled.store(true, Ordering::Relaxed);
         self.victims.clear();
         for chunk in surplus {
             self.evict(&chunk, Leaving::ForGood);
@@ -31,14 +29,11 @@ impl Mover {
 
     /// From now on age alone decides.
     pub(super) fn end_schedule(&mut self) {
-        if let Some(declared) = self.declared.take() {
-            for chunk in declared.chunks() {
-                chunk.tracked.store(false, Ordering::Relaxed);
-            }
-        }
+        self.declared = None;
+        self.handle.shared.scheduled.store(false, Ordering::Relaxed);
     }
 
-    /// An exclusive lease of a scheduled chunk ended: it stays for its next use or makes room now.
+    /// An exclusive lease ended: a scheduled chunk stays for its next use or makes room now.
     pub(super) fn released(&mut self, chunk: &ChunkRef) {
         let Some(declared) = &mut self.declared else { return };
         if declared.used(chunk.id()) == Fate::Release {

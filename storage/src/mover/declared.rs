@@ -37,11 +37,6 @@ impl Declared {
         Declared { schedule, chunks, ahead: (0..).zip(this).collect() }
     }
 
-    /// Returns every chunk it names.
-    pub(super) fn chunks(&self) -> impl Iterator<Item = &ChunkRef> {
-        self.chunks.values()
-    }
-
     /// Returns the chunks in memory that do not survive to their first use.
     pub(super) fn surplus(&self) -> Vec<ChunkRef> {
         self.schedule.surplus().iter().filter_map(|id| self.chunks.get(id).cloned()).collect()

@@ -45,8 +45,8 @@ impl Handle {
     /// Asks for a lease; a chunk in memory and free is granted at once.
     pub(crate) fn lease(&self, chunk: &ChunkRef, mode: Mode) -> Ticket<Hold> {
         chunk.last_use.store(self.tick(), Ordering::Relaxed);
-        chunk.awaited.store(false, Ordering::Relaxed);
         let mut cell = chunk.cell.lock();
+        cell.set_awaited(false);
         let queued = !cell.is_unwaited();
         match cell.residency.lease(mode, queued) {
             Lease::Granted { rescued } => {
@@ -156,7 +156,7 @@ impl Handle {
             After::Stay => {}
         }
         self.wake(chunk, woken, load);
-        if exclusive && chunk.tracked.load(Ordering::Relaxed) {
+        if exclusive && self.shared.scheduled.load(Ordering::Relaxed) {
             self.send(Msg::Released(chunk.clone()));
         } else if self.shared.starving.load(Ordering::SeqCst) {
             self.send(Msg::Freed);

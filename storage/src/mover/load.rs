@@ -119,7 +119,6 @@ impl Mover {
             return false;
         }
         chunk.last_use.store(self.handle.tick(), Ordering::Relaxed);
-        chunk.awaited.store(true, Ordering::Relaxed);
         self.fill(chunk.clone(), frame, Class::Prefetch);
         true
     }
@@ -148,10 +147,12 @@ impl Mover {
     /// Fills a frame with the chunk's newest version; its residency is `Filling` already.
     fn fill(&mut self, chunk: ChunkRef, frame: FrameMut, class: Class) {
         self.filling += 1;
-        self.resident.insert(chunk.id(), chunk.clone());
+        self.enter(&chunk);
         let counters = &self.handle.shared.counters;
         let mut cell = chunk.cell.lock();
         cell.framed(Instant::now());
+        let awaited = class == Class::Prefetch && cell.is_unwaited();
+        cell.set_awaited(awaited);
         let Some(disk) = &cell.disk else {
             debug_assert_eq!(cell.residency.newest, Version(0));
             cell.set_frame(FrameSlot::Out);
@@ -252,6 +253,6 @@ impl Mover {
     /// A put handed its frame over to a chunk.
     pub(super) fn adopt(&mut self, chunk: ChunkRef) {
         self.lent -= 1;
-        self.resident.insert(chunk.id(), chunk);
+        self.enter(&chunk);
     }
 }

@@ -60,7 +60,7 @@ pub(crate) enum Msg {
     Declare { this: Vec<ChunkRef>, next: Vec<ChunkRef>, reserve: u64, reply: Completer<()> },
     /// The declared accesses no longer hold.
     EndSchedule,
-    /// A lease of a tracked chunk ended.
+    /// An exclusive lease ended while a schedule was in force.
     Released(ChunkRef),
     /// A lease ended and left a write-back queued.
     WriteBack(ChunkRef),
@@ -113,6 +113,8 @@ pub(crate) struct Shared {
     pub(crate) packing: Option<Arena>,
     /// Counts leases; a chunk's age is measured in it.
     leases: AtomicU64,
+    /// Set while a schedule is in force: then the end of an exclusive lease is worth a message.
+    scheduled: AtomicBool,
     /// Set while somebody waits for memory: then the end of any lease is worth a message.
     starving: AtomicBool,
     /// Set before the mover answers all who wait for the last time: later nobody may begin to wait.
@@ -186,6 +188,7 @@ pub(crate) fn start(
         compression,
         packing,
         leases: AtomicU64::new(1),
+        scheduled: AtomicBool::new(false),
         starving: AtomicBool::new(false),
         ended: AtomicBool::new(false),
     });

@@ -2,7 +2,7 @@
 //! leaves.
 
 use crate::arena::{FrameMut, granules_up};
-use crate::catalog::{ChunkRef, FrameSlot};
+use crate::catalog::{Cell, ChunkRef, FrameSlot};
 use crate::error::Error;
 use crate::evict::Candidate;
 use crate::id::Class;
@@ -12,8 +12,14 @@ use crate::units::Bytes;
 
 use super::state::{Mover, Victim};
 
-/// How many victims one look over the resident chunks yields; a look costs as much as all of them.
+/// How many victims one look over the resident chunks yields at least, and as which part of them. A
+/// look costs as much as all of them, so that a victim costs as much as looking at so many.
 const VICTIMS_PER_LOOK: usize = 64;
+const VICTIMS_PART: usize = 16;
+
+/// How much memory is made ahead of demands: this part of the budget, at most so many bytes.
+const AHEAD_PART: u64 = 16;
+const AHEAD_BYTES: u64 = 4 << 20;
 
 /// The answer to a want of memory.
 pub(super) enum Frame {
@@ -36,11 +42,11 @@ impl Mover {
                 Err(error) => return Frame::Never(error),
             }
             let usage = self.handle.shared.arena.usage();
-            if need > usage.budget {
-                let (budget, needed) = (Bytes(usage.budget), Bytes(need));
+            if need > usage.for_frames() {
+                let (budget, needed) = (Bytes(usage.for_frames()), Bytes(need));
                 return Frame::Never(Error::BudgetTooSmall { budget, needed });
             }
-            let free = usage.budget - usage.in_use;
+            let free = usage.free();
             if free >= need && self.lengthen_run(need) {
                 continue;
             }
@@ -53,6 +59,9 @@ impl Mover {
             }
             if !self.evict_one(class) {
                 break;
+            }
+            if class == Class::Demand {
+                self.evict_ahead();
             }
         }
         self.nothing_to_evict(need, class)
@@ -72,7 +81,7 @@ impl Mover {
         Frame::Never(Error::BudgetExhausted {
             budget: Bytes(usage.budget),
             needed: Bytes(need),
-            free: Bytes(usage.budget - usage.in_use),
+            free: Bytes(usage.free()),
             largest_run: Bytes(usage.largest_run),
             holders: holders.collect(),
         })
@@ -95,6 +104,21 @@ impl Mover {
             residency.may_leave() && residency.dirty()
         });
         stuck.map(|chunk| self.no_space.clone().unwrap_or_else(|| self.no_space_for(chunk, &[])))
+    }
+
+    /// Lets more leave than one demand needs, so that the next finds room: small chunks would be
+    /// written one at a time otherwise. What a schedule keeps is not touched.
+    fn evict_ahead(&mut self) {
+        if self.declared.is_some() {
+            return;
+        }
+        loop {
+            let usage = self.handle.shared.arena.usage();
+            let ahead = (usage.for_frames() / AHEAD_PART).min(AHEAD_BYTES);
+            if usage.free() + self.coming_bytes >= ahead || !self.evict_one(Class::Demand) {
+                return;
+            }
+        }
     }
 
     /// Makes the best victim leave, or begin to. Returns whether there was one.
@@ -136,8 +160,9 @@ impl Mover {
                 found.push(Victim { rank, last_use, chunk: chunk.clone() });
             }
         }
-        if found.len() > VICTIMS_PER_LOOK {
-            let at = found.len() - VICTIMS_PER_LOOK;
+        let wanted = VICTIMS_PER_LOOK.max(self.resident.len() / VICTIMS_PART);
+        if found.len() > wanted {
+            let at = found.len() - wanted;
             found.select_nth_unstable_by_key(at, |victim| (victim.rank, victim.chunk.id()));
             found.drain(..at);
         }
@@ -149,12 +174,12 @@ impl Mover {
     fn rank_at(&self, chunk: &ChunkRef, class: Class, now: u64) -> Option<u64> {
         let cell = chunk.cell.lock();
         let (rest, dirty) = (cell.residency.may_leave(), cell.residency.dirty());
+        let awaited = cell.is_awaited();
         drop(cell);
         let next_use = self.declared.as_ref().and_then(|declared| declared.next_use(chunk.id()));
         // What a prefetch brings must not cost what a schedule keeps, nor what another prefetch
         // brought and nobody used yet.
-        let spared = class == Class::Prefetch
-            && (next_use.is_some() || chunk.awaited.load(Ordering::Relaxed));
+        let spared = class == Class::Prefetch && (next_use.is_some() || awaited);
         let stuck = dirty && self.paths_refuse();
         if !rest || spared || stuck {
             return None;
@@ -186,9 +211,18 @@ impl Mover {
         answer
     }
 
+    /// A chunk has a frame.
+    pub(super) fn enter(&mut self, chunk: &ChunkRef) {
+        if self.resident.insert(chunk.id(), chunk.clone()).is_none() {
+            // It was let in: what little this takes beside comes out of the next frame.
+            let _ = self.handle.shared.arena.add_metadata(Cell::PRESENCE_BYTES);
+        }
+    }
+
     /// A chunk has no frame any more.
     pub(super) fn forget(&mut self, chunk: &ChunkRef) {
         if self.resident.remove(&chunk.id()).is_some() {
+            self.handle.shared.arena.remove_metadata(Cell::PRESENCE_BYTES);
             self.handle.shared.counters.evictions.add(1);
         }
         self.uncount_coming(chunk);

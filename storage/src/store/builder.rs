@@ -146,7 +146,7 @@ impl StoreBuilder {
             paths.push(Arc::new(FilePathStore::open(path, self.engine, clock.clone())?));
         }
         paths.extend(self.stores);
-        let notes = notes(&paths);
+        let (notes, catalog) = (notes(&paths), Catalog::new(arena.clone()));
         let (handle, thread) = mover::start(
             arena,
             paths,
@@ -157,7 +157,7 @@ impl StoreBuilder {
         )?;
         Ok(Store(Arc::new(Inner {
             handle,
-            catalog: Mutex::new(Catalog::default()),
+            catalog: Mutex::new(catalog),
             next_object: AtomicU64::new(0),
             chunk_bytes: self.chunk_bytes.max(1),
             thread: Mutex::new(Some(thread)),

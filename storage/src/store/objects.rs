@@ -130,17 +130,14 @@ impl Store {
         let object = self.new_object(key, dtype, shape, self.0.chunk_bytes)?;
         object.expect_len(bytes.len())?;
         let mut parts = object.chunks().zip(bytes.chunks(object.chunk_bytes().max(1) as usize));
-        self.0.catalog.lock().arrives(&object);
+        self.0.catalog.lock().arrives(&object)?;
         let put = parts.try_for_each(|(chunk, part)| self.put_chunk(&chunk, part));
-        let mut catalog = self.0.catalog.lock();
-        catalog.arrived(&object);
         if let Err(error) = put {
-            drop(catalog);
+            self.0.catalog.lock().turned_back(&object);
             self.0.handle.send(Msg::Delete(object));
             return Err(error);
         }
-        let old = catalog.replace(Arc::clone(&object));
-        drop(catalog);
+        let old = self.0.catalog.lock().arrived(&object);
         if let Some(old) = old {
             self.0.handle.send(Msg::Delete(old));
         }
