@@ -88,11 +88,11 @@ impl OneStore {
     }
 
     fn declared(&self, visit: impl Fn(u32) -> Result<(), Failure>) -> Result<(), Failure> {
-        self.store.declare(std::slice::from_ref(&self.object), &[], 2 * self.chunk_bytes)?;
+        let schedule = self.store.schedule();
+        schedule.declare(std::slice::from_ref(&self.object), &[], 2 * self.chunk_bytes)?;
         for chunk in 0..self.object.chunks() {
             visit(chunk)?;
         }
-        self.store.end_schedule();
         Ok(())
     }
 

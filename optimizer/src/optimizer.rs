@@ -1,7 +1,7 @@
 //! The optimizer itself: its plan, its objects in the store, and how far it has come.
 
 use tensortier_storage::dtype::DType;
-use tensortier_storage::store::{ObjectRef, Store};
+use tensortier_storage::store::{ObjectRef, Schedule, Store};
 
 use crate::error::{Error, Result};
 use crate::hyper::Hyper;
@@ -31,6 +31,8 @@ use crate::team::Team;
 #[derive(Debug)]
 pub struct Optimizer {
     pub(crate) store: Store,
+    /// What the next steps access.
+    pub(crate) schedule: Schedule,
     pub(crate) plan: Plan,
     /// One object of one chunk per subgroup.
     pub(crate) objects: Vec<ObjectRef>,
@@ -79,6 +81,7 @@ impl Optimizer {
         Ok(Optimizer {
             stamps: vec![0; plan.subgroups.len()],
             counts: vec![0; plan.params.len()],
+            schedule: store.schedule(),
             store,
             plan,
             objects,

@@ -83,7 +83,7 @@ impl Optimizer {
             };
             // Who is updated next time is not known yet; most likely the same as this time.
             let next = self.todo(step + 1, active);
-            self.store.declare(&objects(todo), &objects(&next), self.plan.reserve_bytes)?;
+            self.schedule.declare(&objects(todo), &objects(&next), self.plan.reserve_bytes)?;
         } else {
             for index in todo.iter().take(READ_AHEAD) {
                 self.store.prefetch(&self.objects[*index]);

@@ -6,7 +6,8 @@ use std::fmt;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Candidate {
-    /// Its next use in the declared schedule, as a position in it; `None` when not declared.
+    /// How far away its next declared use is; `None` when none is. In bytes accessed before it, or,
+    /// with several schedules in force, in nanoseconds at the rates at which they go.
     pub next_use: Option<u64>,
     /// How many leases of any chunk were granted since it was last leased or prefetched.
     pub age: u64,

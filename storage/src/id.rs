@@ -32,6 +32,10 @@ impl fmt::Display for ChunkId {
     }
 }
 
+/// A declared schedule of a store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ScheduleId(pub u64);
+
 /// The contents of a chunk after a write; 0 means never written, which reads as zeros.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Version(pub u64);

@@ -18,6 +18,8 @@ pub struct Access {
 #[derive(Debug)]
 pub struct Schedule {
     accesses: Vec<Access>,
+    /// The bytes of all accesses before each position.
+    before: Vec<u64>,
     /// For each access of this pass, whether its chunk survives to its next use.
     keep: Vec<bool>,
     uses: HashMap<ChunkId, Uses>,
@@ -75,7 +77,13 @@ impl Schedule {
         }
         let keep = vec![false; this_len];
         let surplus = Vec::new();
-        let mut schedule = Schedule { accesses, keep, uses, surplus, cursor: 0 };
+        let before = accesses.iter().scan(0, |sum, access| {
+            let before = *sum;
+            *sum += access.bytes;
+            Some(before)
+        });
+        let before = before.collect();
+        let mut schedule = Schedule { accesses, before, keep, uses, surplus, cursor: 0 };
         schedule.plan(capacity, kept);
         schedule
     }
@@ -143,11 +151,19 @@ impl Schedule {
     }
 
     /// Returns the position of the chunk's next use; skipped accesses do not count.
-    pub fn next_use(&self, chunk: ChunkId) -> Option<u64> {
+    fn next_use(&self, chunk: ChunkId) -> Option<u64> {
         let uses = self.uses.get(&chunk)?;
         let ahead = uses.positions.get(uses.past..)?;
         let next = ahead.iter().find(|position| **position >= self.cursor)?;
         Some(u64::from(*next))
+    }
+
+    /// Returns how many bytes are accessed before the chunk's next use, from where the accesses
+    /// stand; `None` without one.
+    pub fn bytes_ahead(&self, chunk: ChunkId) -> Option<u64> {
+        let next = self.before.get(self.next_use(chunk)? as usize)?;
+        let here = self.before.get(self.cursor as usize).unwrap_or(next);
+        Some(next - here)
     }
 
     /// Returns the chunks that were in memory at the start and do not survive to their first use.
@@ -251,5 +267,6 @@ mod tests {
         schedule.used(list[2].chunk);
         assert_eq!(schedule.next_use(list[0].chunk), None);
         assert_eq!(schedule.next_use(list[3].chunk), Some(3));
+        assert_eq!(schedule.bytes_ahead(list[3].chunk), Some(0));
     }
 }

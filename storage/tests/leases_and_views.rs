@@ -189,8 +189,9 @@ fn empty_and_odd_lengths_are_legal() {
 fn a_lease_of_a_deleted_scheduled_chunk_ends_quietly() {
     let store = store(4, Duration::ZERO);
     let objects: Vec<_> = (0..8).map(|i| one_chunk(&store, &format!("t{i}"), 1)).collect();
+    let schedule = store.schedule();
     for _ in 0..2 {
-        store.declare(&objects, &objects, 3 * GRANULE).unwrap();
+        schedule.declare(&objects, &objects, 3 * GRANULE).unwrap();
         for (i, object) in objects.iter().enumerate() {
             let Ok(mut lease) = soon(store.lease_write(object, 0)) else { continue };
             let _ = store.delete(&format!("t{i}")).map(|()| lease[0] = 1);

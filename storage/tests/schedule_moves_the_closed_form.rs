@@ -83,11 +83,11 @@ fn run_passes(
     let make = |(i, size): (usize, &u64)| one_chunk(store, &format!("chunk {i}"), *size);
     let objects: Vec<_> = sizes.iter().enumerate().map(make).collect();
     let list = |order: &[usize]| -> Vec<_> { order.iter().map(|i| objects[*i].clone()).collect() };
-    let mut done = Vec::new();
+    let (schedule, mut done) = (store.schedule(), Vec::new());
     for (number, pair) in orders.windows(2).enumerate() {
         // What is read ahead begins with the declaration.
         let before = store.stats().counters;
-        store.declare(&list(&pair[0]), &list(&pair[1]), reserve * GRANULE).unwrap();
+        schedule.declare(&list(&pair[0]), &list(&pair[1]), reserve * GRANULE).unwrap();
         pass(store, &objects, &pair[0], number as u8);
         done.push(store.stats().counters.since(&before));
     }
@@ -194,7 +194,8 @@ fn a_chunk_that_leases_overtook_is_not_read_ahead_again() {
             soon(store.lease_read(&store.object(&format!("view {i}")).unwrap(), 0)).unwrap()
         })
         .collect();
-    store.declare(&objects, &objects, 5 * GRANULE).unwrap();
+    let schedule = store.schedule();
+    schedule.declare(&objects, &objects, 5 * GRANULE).unwrap();
     pass(&store, &objects, &order, 1);
     drop(views);
     store.barrier().unwrap();
@@ -210,10 +211,10 @@ fn memory_for_stored_bytes_costs_no_chunk_that_the_schedule_keeps() {
     let sizes = [("kept", 12), ("a", 8), ("b", 12)];
     let objects: Vec<_> =
         sizes.iter().map(|(key, granules)| one_chunk(&store, key, *granules)).collect();
-    let mut did = Vec::new();
+    let (schedule, mut did) = (store.schedule(), Vec::new());
     for number in 0..4u8 {
         let before = store.stats().counters;
-        store.declare(&objects, &objects, 12 * GRANULE).unwrap();
+        schedule.declare(&objects, &objects, 12 * GRANULE).unwrap();
         for (index, object) in objects.iter().enumerate() {
             let mut lease = soon(store.lease_write(object, 0)).unwrap();
             // Index 1 of `contents`: noise, then one value.
@@ -229,4 +230,33 @@ fn memory_for_stored_bytes_costs_no_chunk_that_the_schedule_keeps() {
     }
     assert!(store.stats().counters.packed > 0);
     assert_eq!(did, [(3, 2), (2, 2), (2, 2), (2, 2)]);
+}
+
+#[test]
+fn of_two_schedules_the_one_that_comes_round_keeps_its_chunks() {
+    // In every round 4 chunks are used again, and 10 of a long scan once. By age the scan would
+    // drive them out each time.
+    let store = builder(8, &paths(&[Mischief::default()])).open().unwrap();
+    let make = |prefix: &str, count: usize| -> Vec<_> {
+        (0..count).map(|i| one_chunk(&store, &format!("{prefix} {i}"), 1)).collect()
+    };
+    let (again, once) = (make("again", 4), make("once", 200));
+    let use_all = |objects: &[ObjectRef]| {
+        for object in objects {
+            soon(store.lease_write(object, 0)).unwrap()[0] += 1;
+        }
+    };
+    let (round, scan) = (store.schedule(), store.schedule());
+    scan.declare(&once, &[], 0).unwrap();
+    for part in once.chunks(10) {
+        round.declare(&again, &again, 0).unwrap();
+        use_all(&again);
+        use_all(part);
+    }
+    store.barrier().unwrap();
+    let counters = store.stats().counters;
+    assert!(counters.zero_fills >= 204, "each is made once at least");
+    assert!(counters.loads < 20, "{} of 80 uses had to be read", counters.loads);
+    drop((round, scan));
+    use_all(&again);
 }

@@ -90,7 +90,6 @@ pub(super) fn nothing_stays(common: &Common) -> Result<(), String> {
     for key in store.list("") {
         store.delete(&key.to_string()).map_err(|error| format!("deleting {key}: {error}"))?;
     }
-    store.end_schedule();
     store.barrier().map_err(|error| format!("barrier: {error}"))?;
     eventually(|| {
         let host = store.stats().host;

@@ -346,7 +346,7 @@ impl Worker<'_> {
         let objects = keys.iter().map(|key| self.object(key)).collect::<Result<Vec<_>, _>>()?;
         let reserve = self.common.config.chunk_bytes * (operation.a % 4);
         let next = if operation.a.is_multiple_of(2) { &objects[..] } else { &[] };
-        let declared = self.common.store.declare(&objects, next, reserve);
+        let declared = self.schedule.declare(&objects, next, reserve);
         declared.map_err(|error| format!("declare: {error}"))?;
         let chunks = keys.iter().zip(&objects).flat_map(|(key, object)| {
             (0..object.chunks()).map(move |chunk| (key, u64::from(chunk)))

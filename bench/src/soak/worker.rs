@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use tensortier_storage::error::{Error, ErrorKind};
 use tensortier_storage::path::memory::Mischief;
-use tensortier_storage::store::Store;
+use tensortier_storage::store::{Schedule, Store};
 
 use super::check::settle;
 use super::config::Config;
@@ -71,6 +71,7 @@ pub(super) struct Worker<'a> {
     pub(super) id: usize,
     pub(super) model: BTreeMap<String, Vec<u8>>,
     pub(super) held: Vec<Held>,
+    pub(super) schedule: Schedule,
     pub(super) operations: u64,
     /// Operations that failed as they may.
     pub(super) refused: u64,
@@ -88,6 +89,7 @@ impl<'a> Worker<'a> {
             id,
             model: BTreeMap::new(),
             held: Vec::new(),
+            schedule: common.store.schedule(),
             operations: 0,
             refused: 0,
             drawn: 0,
@@ -182,7 +184,7 @@ impl<'a> Worker<'a> {
             Verb::Flush => self.flush()?,
             Verb::List => self.list()?,
             Verb::Pass => self.pass(operation)?,
-            Verb::EndSchedule => self.common.store.end_schedule(),
+            Verb::EndSchedule => self.schedule.end(),
             Verb::AddPath => self.add_path(operation)?,
             Verb::RemovePath => self.remove_path(operation)?,
             Verb::Room => self.room(operation),

@@ -13,7 +13,7 @@ use crate::residency::{After, Host, Prefetch};
 use crate::sync::Ordering;
 use crate::units::Bytes;
 
-use super::room::Frame;
+use super::room::{Frame, Need};
 use super::state::Mover;
 use super::want::{Demand, Hint, Want};
 use super::worker::Job;
@@ -49,7 +49,7 @@ impl Mover {
                 self.give_up_want(want);
                 continue;
             }
-            match self.find_frame(want.bytes(), Class::Demand) {
+            match self.find_frame(want.bytes(), Need::Demand) {
                 Frame::Found(frame) => self.serve(want, frame),
                 Frame::Coming => {
                     self.demand.push_front(Demand { want, since });
@@ -91,7 +91,7 @@ impl Mover {
 
     fn pump_prefetch(&mut self) -> bool {
         while let Some(hint) = self.prefetch.pop_front() {
-            if !hint.is_past() && !self.prefetch_one(&hint.chunk) {
+            if !hint.is_past() && !self.prefetch_one(&hint.chunk, u64::MAX) {
                 self.prefetch.push_front(hint);
                 return false;
             }
@@ -100,10 +100,11 @@ impl Mover {
     }
 
     /// Begins the load of a chunk if it needs one; returns whether it is done with. Only a chunk
-    /// that must leave first, or memory that is on its way, make it wait.
-    pub(super) fn prefetch_one(&mut self, chunk: &ChunkRef) -> bool {
+    /// that must leave first, or memory that is on its way, make it wait. Of what schedules name,
+    /// only what is used further away than `beyond` makes room.
+    pub(super) fn prefetch_one(&mut self, chunk: &ChunkRef, beyond: u64) -> bool {
         if chunk.cell.lock().residency.wants_load() {
-            match self.find_frame(chunk.bytes(), Class::Prefetch) {
+            match self.find_frame(chunk.bytes(), Need::Prefetch { beyond }) {
                 Frame::Found(frame) => return self.prefetch_into(chunk, frame),
                 Frame::Coming => return false,
                 Frame::Never(_) => return true,

@@ -12,6 +12,7 @@ mod loading;
 mod pack;
 mod room;
 mod run;
+mod schedules;
 mod settle;
 mod state;
 mod want;
@@ -27,10 +28,11 @@ use crossbeam_channel::Sender;
 
 use crate::arena::{Arena, FrameMut, FrameRef};
 use crate::catalog::{ChunkRef, Object, Piece};
+use crate::clock::Clock;
 use crate::codec::{Checksums, Compression, Packed, Trial};
 use crate::error::{Errno, Error, Result};
 use crate::evict::EvictionPolicy;
-use crate::id::PathId;
+use crate::id::{PathId, ScheduleId};
 use crate::metrics::Counters;
 use crate::path::{CloseError, PathSet, PathStore, TransferError};
 use crate::sync::{AtomicBool, AtomicU64, Ordering};
@@ -57,9 +59,15 @@ pub(crate) enum Msg {
     /// The object was unlinked from its key.
     Delete(Arc<Object>),
     /// The coming accesses; answered when they are in force.
-    Declare { this: Vec<ChunkRef>, next: Vec<ChunkRef>, reserve: u64, reply: Completer<()> },
+    Declare {
+        id: ScheduleId,
+        this: Vec<ChunkRef>,
+        next: Vec<ChunkRef>,
+        reserve: u64,
+        reply: Completer<()>,
+    },
     /// The declared accesses no longer hold.
-    EndSchedule,
+    EndSchedule(ScheduleId),
     /// An exclusive lease ended while a schedule was in force.
     Released(ChunkRef),
     /// A lease ended and left a write-back queued.
@@ -106,6 +114,7 @@ pub(crate) struct Sealed {
 pub(crate) struct Shared {
     pub(crate) arena: Arena,
     pub(crate) counters: Counters,
+    pub(crate) clock: Clock,
     pub(crate) paths: PathSet,
     pub(crate) checksums: bool,
     pub(crate) compression: Compression,
@@ -183,6 +192,7 @@ pub(crate) fn start(
     let shared = Arc::new(Shared {
         arena,
         counters: Counters::default(),
+        clock: Clock::system(),
         paths: PathSet::new(paths),
         checksums,
         compression,

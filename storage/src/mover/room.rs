@@ -21,6 +21,24 @@ const VICTIMS_PART: usize = 16;
 const AHEAD_PART: u64 = 16;
 const AHEAD_BYTES: u64 = 4 << 20;
 
+/// What memory is wanted for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Need {
+    /// Somebody waits.
+    Demand,
+    /// Somebody will want it; of what schedules name, only what is used further away makes room.
+    Prefetch { beyond: u64 },
+}
+
+impl Need {
+    fn class(self) -> Class {
+        match self {
+            Need::Demand => Class::Demand,
+            Need::Prefetch { .. } => Class::Prefetch,
+        }
+    }
+}
+
 /// The answer to a want of memory.
 pub(super) enum Frame {
     /// Here it is.
@@ -33,7 +51,7 @@ pub(super) enum Frame {
 
 impl Mover {
     /// Finds a frame of `bytes`, making room if the class of the want may.
-    pub(super) fn find_frame(&mut self, bytes: u64, class: Class) -> Frame {
+    pub(super) fn find_frame(&mut self, bytes: u64, for_what: Need) -> Frame {
         let need = granules_up(bytes.max(1));
         loop {
             match self.handle.shared.arena.try_alloc(bytes) {
@@ -57,18 +75,18 @@ impl Mover {
             if free >= need && self.in_motion() {
                 return Frame::Coming;
             }
-            if !self.evict_one(class) {
+            if !self.evict_one(for_what) {
                 break;
             }
-            if class == Class::Demand {
+            if for_what == Need::Demand {
                 self.evict_ahead();
             }
         }
-        self.nothing_to_evict(need, class)
+        self.nothing_to_evict(need, for_what)
     }
 
-    fn nothing_to_evict(&self, need: u64, class: Class) -> Frame {
-        if self.in_motion() || self.coming_bytes > 0 || self.lent > 0 || class != Class::Demand {
+    fn nothing_to_evict(&self, need: u64, for_what: Need) -> Frame {
+        if self.in_motion() || self.coming_bytes > 0 || self.lent > 0 || for_what != Need::Demand {
             return Frame::Coming;
         }
         if let Some(error) = self.stuck_for() {
@@ -109,25 +127,25 @@ impl Mover {
     /// Lets more leave than one demand needs, so that the next finds room: small chunks would be
     /// written one at a time otherwise. What a schedule keeps is not touched.
     fn evict_ahead(&mut self) {
-        if self.declared.is_some() {
+        if !self.schedules.is_empty() {
             return;
         }
         loop {
             let usage = self.handle.shared.arena.usage();
             let ahead = (usage.for_frames() / AHEAD_PART).min(AHEAD_BYTES);
-            if usage.free() + self.coming_bytes >= ahead || !self.evict_one(Class::Demand) {
+            if usage.free() + self.coming_bytes >= ahead || !self.evict_one(Need::Demand) {
                 return;
             }
         }
     }
 
     /// Makes the best victim leave, or begin to. Returns whether there was one.
-    fn evict_one(&mut self, class: Class) -> bool {
+    fn evict_one(&mut self, for_what: Need) -> bool {
         let mut looked = false;
         // What one class spares would be lost to the other.
-        if self.victims_for != class {
+        if self.victims_for != for_what.class() {
             self.victims.clear();
-            self.victims_for = class;
+            self.victims_for = for_what.class();
         }
         loop {
             let Some(victim) = self.victims.pop() else {
@@ -135,12 +153,12 @@ impl Mover {
                     return false;
                 }
                 looked = true;
-                self.look_for_victims(class);
+                self.look_for_victims(for_what);
                 continue;
             };
             // It was leased since it was looked at: it is no longer the best.
             if victim.chunk.last_use.load(Ordering::Relaxed) != victim.last_use
-                || self.rank_at(&victim.chunk, class, victim.last_use).is_none()
+                || self.rank_at(&victim.chunk, for_what, victim.last_use).is_none()
             {
                 continue;
             }
@@ -151,11 +169,11 @@ impl Mover {
         }
     }
 
-    fn look_for_victims(&mut self, class: Class) {
+    fn look_for_victims(&mut self, for_what: Need) {
         let now = self.handle.shared.leases();
         let mut found: Vec<Victim> = Vec::new();
         for chunk in self.resident.values() {
-            if let Some(rank) = self.rank_at(chunk, class, now) {
+            if let Some(rank) = self.rank_at(chunk, for_what, now) {
                 let last_use = chunk.last_use.load(Ordering::Relaxed);
                 found.push(Victim { rank, last_use, chunk: chunk.clone() });
             }
@@ -170,16 +188,19 @@ impl Mover {
         self.victims = found;
     }
 
-    /// Returns the rank of a chunk that may leave for a want of this class, or `None`.
-    fn rank_at(&self, chunk: &ChunkRef, class: Class, now: u64) -> Option<u64> {
+    /// Returns the rank of a chunk that may leave for such a want, or `None`.
+    fn rank_at(&self, chunk: &ChunkRef, for_what: Need, now: u64) -> Option<u64> {
         let cell = chunk.cell.lock();
         let (rest, dirty) = (cell.residency.may_leave(), cell.residency.dirty());
         let awaited = cell.is_awaited();
         drop(cell);
-        let next_use = self.declared.as_ref().and_then(|declared| declared.next_use(chunk.id()));
+        let next_use = self.schedules.distance(chunk.id());
         // What a prefetch brings must not cost what a schedule keeps, nor what another prefetch
         // brought and nobody used yet.
-        let spared = class == Class::Prefetch && (next_use.is_some() || awaited);
+        let spared = match for_what {
+            Need::Demand => false,
+            Need::Prefetch { beyond } => awaited || next_use.is_some_and(|at| at <= beyond),
+        };
         let stuck = dirty && self.paths_refuse();
         if !rest || spared || stuck {
             return None;

@@ -87,11 +87,11 @@ impl Mover {
             Msg::Evict { chunks, reply } => self.evict_all(&chunks, reply),
             Msg::Flush { reply } => self.flush(reply),
             Msg::Delete(object) => object.chunks().for_each(|chunk| self.delete(&chunk)),
-            Msg::Declare { this, next, reserve, reply } => {
-                self.declare(this, &next, reserve);
+            Msg::Declare { id, this, next, reserve, reply } => {
+                self.declare(id, this, &next, reserve);
                 reply.complete(Ok(()));
             }
-            Msg::EndSchedule => self.end_schedule(),
+            Msg::EndSchedule(id) => self.end_schedule(id),
             Msg::Released(chunk) => self.released(&chunk),
             Msg::WriteBack(chunk) => self.queue_write_back(&chunk),
             Msg::Left(chunk) => self.left(&chunk),
@@ -127,7 +127,7 @@ impl Mover {
         self.closing = Some(Closing { deadline, grace, reply });
         self.demand.clear();
         self.prefetch.clear();
-        self.end_schedule();
+        self.end_schedules();
         self.to_write.clear();
         self.sealed.clear();
         self.settles.clear();

@@ -14,8 +14,8 @@ use crate::path::{CloseError, PathStore};
 use crate::placement::Whole;
 use crate::ticket::Completer;
 
-use super::declared::Declared;
 use super::health::Health;
+use super::schedules::Schedules;
 use super::settle::Settle;
 use super::want::{Demand, Hint};
 use super::worker::Job;
@@ -36,7 +36,7 @@ pub(super) struct Mover {
     /// When a demand that waits for leases is to be looked at again.
     pub(super) look_again: Option<Instant>,
     pub(super) prefetch: VecDeque<Hint>,
-    pub(super) declared: Option<Declared>,
+    pub(super) schedules: Schedules,
     /// Frames that callers are filling to put them.
     pub(super) lent: usize,
     /// Chunks being read from a path or zeroed.
@@ -107,7 +107,7 @@ impl Mover {
             patience,
             look_again: None,
             prefetch: VecDeque::new(),
-            declared: None,
+            schedules: Schedules::default(),
             lent: 0,
             filling: 0,
             to_write: VecDeque::new(),

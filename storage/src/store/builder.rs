@@ -159,6 +159,7 @@ impl StoreBuilder {
             handle,
             catalog: Mutex::new(catalog),
             next_object: AtomicU64::new(0),
+            next_schedule: AtomicU64::new(0),
             chunk_bytes: self.chunk_bytes.max(1),
             thread: Mutex::new(Some(thread)),
             closed: AtomicBool::new(false),

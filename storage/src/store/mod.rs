@@ -34,6 +34,7 @@ pub use lease::{LeaseTicket, ReadLease, WriteLease};
 pub use measure::PathRates;
 pub use objects::{ObjectRef, Stat};
 pub use parts::Parts;
+pub use scheduling::Schedule;
 
 /// How long a store that is dropped without [`Store::close`] may take to end.
 const DROP_GRACE: Duration = Duration::from_secs(10);
@@ -64,6 +65,7 @@ struct Inner {
     handle: Handle,
     catalog: Mutex<Catalog>,
     next_object: AtomicU64,
+    next_schedule: AtomicU64,
     chunk_bytes: u64,
     thread: Mutex<Option<JoinHandle<()>>>,
     closed: AtomicBool,

@@ -2,18 +2,41 @@
 
 use crate::catalog::ChunkRef;
 use crate::error::Result;
-use crate::mover::Msg;
+use crate::id::ScheduleId;
+use crate::mover::{Handle, Msg};
+use crate::sync::Ordering;
 use crate::ticket::ticket;
 
 use super::{ObjectRef, Store};
 
+/// A caller's schedule: what he declares to access, pass by pass. Its drop takes it back. A store
+/// follows one schedule to the letter; several share memory by time (see [`Schedule::declare`]).
+#[derive(Debug)]
+pub struct Schedule {
+    id: ScheduleId,
+    handle: Handle,
+}
+
 impl Store {
+    /// Returns a schedule with nothing declared yet.
+    pub fn schedule(&self) -> Schedule {
+        let id = ScheduleId(self.0.next_schedule.fetch_add(1, Ordering::Relaxed));
+        Schedule { id, handle: self.0.handle.clone() }
+    }
+}
+
+impl Schedule {
     /// Declares the coming exclusive accesses: this pass and the next, as objects whose chunks are
     /// accessed in order. From now on this pass is read ahead in that order as far as memory goes;
     /// a chunk whose lease ends stays if it survives to its next use within the budget less
     /// `reserve` bytes (which are left to what is on its way in and out), and otherwise is written
     /// back and leaves at once. What is written and read thus depends on the declaration alone, not
-    /// on timing. Replaces an earlier declaration.
+    /// on timing. Replaces what this schedule declared before.
+    ///
+    /// While several schedules of a store are in force none is planned to the letter: memory goes to
+    /// what is used soonest, given the rate at which each goes, and what is used last leaves only
+    /// when its place is needed. An access to a chunk that several name is taken for that of the one
+    /// that expected it soonest.
     ///
     /// # Errors
     /// [`crate::error::Error::Closed`].
@@ -22,13 +45,19 @@ impl Store {
             objects.iter().flat_map(|object| object.0.chunks()).collect()
         };
         let (reply, done) = ticket();
-        let (this, next) = (chunks(this), chunks(next));
-        self.0.handle.send(Msg::Declare { this, next, reserve, reply });
+        let (id, this, next) = (self.id, chunks(this), chunks(next));
+        self.handle.send(Msg::Declare { id, this, next, reserve, reply });
         done.wait()
     }
 
-    /// Takes the declaration back: age decides again.
-    pub fn end_schedule(&self) {
-        self.0.handle.send(Msg::EndSchedule);
+    /// Takes back what was declared; age decides again.
+    pub fn end(&self) {
+        self.handle.send(Msg::EndSchedule(self.id));
+    }
+}
+
+impl Drop for Schedule {
+    fn drop(&mut self) {
+        self.end();
     }
 }
