@@ -1,9 +1,10 @@
 //! Where the store takes its time from, so that tests can set it.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Condvar, Mutex, MutexGuard, Ordering};
 
 /// A monotonic clock; clones share it.
 #[derive(Debug, Clone)]
@@ -12,7 +13,22 @@ pub struct Clock(Source);
 #[derive(Debug, Clone)]
 enum Source {
     System(Instant),
-    Manual(Arc<AtomicU64>),
+    Manual(Arc<Manual>),
+}
+
+#[derive(Default)]
+struct Manual {
+    nanos: AtomicU64,
+    /// Called when the clock is moved, until one says that it is no longer needed.
+    wakes: Mutex<Vec<Wake>>,
+}
+
+type Wake = Box<dyn Fn() -> bool + Send>;
+
+impl fmt::Debug for Manual {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Manual").field("nanos", &self.nanos).finish_non_exhaustive()
+    }
 }
 
 impl Clock {
@@ -23,22 +39,50 @@ impl Clock {
 
     /// Returns a clock that stands still until [`Clock::advance`] moves it.
     pub fn manual() -> Self {
-        Clock(Source::Manual(Arc::new(AtomicU64::new(0))))
+        Clock(Source::Manual(Arc::default()))
     }
 
     /// Returns the time since the clock was made.
     pub fn now(&self) -> Duration {
         match &self.0 {
             Source::System(start) => start.elapsed(),
-            Source::Manual(nanos) => Duration::from_nanos(nanos.load(Ordering::SeqCst)),
+            Source::Manual(manual) => Duration::from_nanos(manual.nanos.load(Ordering::SeqCst)),
         }
     }
 
     /// Moves a manual clock forward; a system clock is left alone.
     pub fn advance(&self, by: Duration) {
-        if let Source::Manual(nanos) = &self.0 {
+        if let Source::Manual(manual) = &self.0 {
             let by = u64::try_from(by.as_nanos()).unwrap_or(u64::MAX);
-            nanos.fetch_add(by, Ordering::SeqCst);
+            manual.nanos.fetch_add(by, Ordering::SeqCst);
+            manual.wakes.lock().retain(|wake| wake());
+        }
+    }
+
+    /// Has `wake` called whenever a manual clock was moved, until it returns false. It must take the
+    /// lock that is given to [`Clock::wait_until`] and notify the variable, and do no more. A system
+    /// clock wakes by itself.
+    pub(crate) fn on_advance(&self, wake: impl Fn() -> bool + Send + 'static) {
+        if let Source::Manual(manual) = &self.0 {
+            manual.wakes.lock().push(Box::new(wake));
+        }
+    }
+
+    /// Waits until `changed` is notified or, on a system clock, that time has come.
+    pub(crate) fn wait_until<T>(
+        &self,
+        changed: &Condvar,
+        guard: &mut MutexGuard<'_, T>,
+        until: Duration,
+    ) {
+        match &self.0 {
+            Source::System(start) => match start.checked_add(until) {
+                Some(until) => {
+                    changed.wait_until(guard, until);
+                }
+                None => changed.wait(guard),
+            },
+            Source::Manual(_) => changed.wait(guard),
         }
     }
 }

@@ -268,6 +268,14 @@ impl<T> Admission<T> {
         lane.in_flight -= 1;
     }
 
+    /// Forgets what is in flight: it no longer keeps others from starting, and its permits must not
+    /// come back.
+    pub fn forget(&mut self) {
+        for lane in &mut self.lanes {
+            (lane.in_flight, lane.in_flight_bytes) = (0, 0);
+        }
+    }
+
     /// Takes everything out that has not started, in the order of submission within each class.
     pub fn cancel(&mut self) -> Vec<T> {
         let mut out = Vec::new();

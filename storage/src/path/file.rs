@@ -6,13 +6,12 @@ use std::time::Duration;
 use super::admission::{Direction, Limits};
 use super::lock::ScratchDir;
 use super::pump::{Part, Pump};
-
 use super::request::{Answer, Request, TRANSFER_BYTES};
 use super::seed::{Rig, seed};
 use super::segment::{Making, Segments};
 use super::store::{ReadDone, TransferError, WriteDone};
-use super::{Capabilities, CloseError, Extent, Outstanding, Path, PathCounters};
-use super::{PathProfile, PathStore};
+use super::{Capabilities, CloseError, Condition, Extent, Outstanding, Path, PathCounters};
+use super::{PathProfile, PathStore, Tell};
 use crate::arena::{FrameSlice, FrameSliceMut, GRANULE};
 use crate::clock::Clock;
 use crate::error::{Errno, Error, Result};
@@ -88,13 +87,22 @@ impl FilePathStore {
         let dsync = !direct;
         let dir = scratch.fd();
         let profile = seed(&Rig { engine: &*engine, segments: &segments, dir, dsync }, options);
-        let pump = Pump::start(engine, clock, dsync, limits, profile)?;
+        let deadline = options.deadline.unwrap_or(options.kind.deadline());
+        let pump = Pump::start(engine, clock, dsync, (limits, deadline), profile)?;
         let dir = dir.try_clone_to_owned().map_err(|error| {
             probe::unusable(&options.dir, "keep the directory open", error.into())
         })?;
         let capabilities = capabilities(options, &scratch, found, &limits);
         let scratch = Mutex::new(Scratch::Open(scratch));
         Ok(FilePathStore { capabilities, pump, segments, scratch, dir })
+    }
+
+    /// What would block in the kernel is not even begun on a path that hangs.
+    fn refuse_when_hung(&self) -> std::result::Result<(), Errno> {
+        match self.pump.condition() {
+            Condition::Hung { .. } => Err(Errno(libc::ETIMEDOUT)),
+            Condition::Good | Condition::Probation => Ok(()),
+        }
     }
 
     /// Queues the parts of a transfer.
@@ -126,11 +134,11 @@ impl FilePathStore {
                 Part { request, file, offset, transfer }
             })
             .collect();
-        if let Err(parts) = self.pump.submit(class, parts) {
+        if let Err((errno, parts)) = self.pump.submit(class, parts) {
             for Part { request, offset, transfer, .. } in parts {
                 drop(transfer);
-                let canceled = Err(TransferError { errno: Errno(libc::ECANCELED), offset });
-                if let Some((answer, result)) = request.part_done(canceled) {
+                let refused = Err(TransferError { errno, offset });
+                if let Some((answer, result)) = request.part_done(refused) {
                     answer.tell(result);
                 }
             }
@@ -173,6 +181,12 @@ fn validate(options: &Path) -> Result<()> {
             why: String::from("at least 4 KiB are needed; leave it out for no quota"),
         });
     }
+    if options.deadline.is_some_and(|deadline| deadline.is_zero()) {
+        return Err(Error::Config {
+            what: format!("deadline of path {}", options.dir.display()),
+            why: String::from("every path needs some time; leave it out for that of its kind"),
+        });
+    }
     Ok(())
 }
 
@@ -204,6 +218,7 @@ fn capabilities(
 impl PathStore for FilePathStore {
     fn reserve(&self, bytes: u64) -> std::result::Result<Extent, Errno> {
         use std::os::fd::AsFd;
+        self.refuse_when_hung()?;
         self.segments.reserve(self.dir.as_fd(), bytes)
     }
 
@@ -220,6 +235,7 @@ impl PathStore for FilePathStore {
     }
 
     fn sync(&self) -> std::result::Result<(), Errno> {
+        self.refuse_when_hung()?;
         self.segments.sync()
     }
 
@@ -239,7 +255,25 @@ impl PathStore for FilePathStore {
         let (read_bytes, reads) = self.pump.done(Direction::Read);
         let (written_bytes, writes) = self.pump.done(Direction::Write);
         let (space_bytes, used_bytes) = self.segments.space();
-        PathCounters { read_bytes, written_bytes, reads, writes, space_bytes, used_bytes }
+        let hung = self.pump.hung();
+        PathCounters {
+            read_bytes,
+            written_bytes,
+            reads,
+            writes,
+            space_bytes,
+            used_bytes,
+            hung_operations: hung.operations,
+            hung_bytes: hung.bytes,
+        }
+    }
+
+    fn condition(&self) -> Condition {
+        self.pump.condition()
+    }
+
+    fn watch(&self, tell: Tell) {
+        self.pump.watch(tell);
     }
 
     fn close(&self, grace: Duration) -> std::result::Result<(), CloseError> {

@@ -1,18 +1,22 @@
-//! A path in memory, for tests: it answers late and out of order, refuses, fails and corrupts when
-//! told to, and checks that nobody breaks the contract of extents.
+//! A path in memory, for tests: it answers late and out of order, refuses, fails, corrupts and hangs
+//! when told to, and checks that nobody breaks the contract of extents.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
+use std::mem::ManuallyDrop;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, Sender};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 
+use super::bell::Bell;
+use super::hang::{Started, Watch};
 use super::{
-    Capabilities, CloseError, Extent, Kind, Outstanding, PathCounters, PathProfile, PathStore,
-    ReadDone, TransferError, WriteDone,
+    Capabilities, CloseError, Condition, Extent, Kind, Outstanding, PathCounters, PathEvent,
+    PathProfile, PathStore, ReadDone, Tell, TransferError, WriteDone,
 };
 use crate::arena::{FrameSlice, FrameSliceMut, GRANULE, granules_up};
+use crate::clock::Clock;
 use crate::error::Errno;
 use crate::id::Class;
 use crate::io::EngineKind;
@@ -20,6 +24,9 @@ use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// What such a path takes without a quota, in bytes.
 const MOST_BYTES: u64 = 1 << 32;
+
+/// Its deadline on a clock of its own, which only [`MemoryPath::hang`] moves.
+const DEADLINE: Duration = Duration::from_secs(30);
 
 /// What a [`MemoryPath`] does to its users.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -47,15 +54,20 @@ pub struct MemoryPath {
     share_bps: f64,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Shared {
     state: Mutex<State>,
     /// Told when no transfer is unanswered.
     quiet: Condvar,
+    clock: Clock,
+    bell: Bell,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct State {
+    watch: Watch,
+    /// What is asked for is taken and not answered.
+    stalled: bool,
     extents: HashMap<u64, Vec<u8>>,
     next: u64,
     mischief: Mischief,
@@ -67,7 +79,30 @@ struct State {
     closed: bool,
 }
 
-enum Job {
+impl State {
+    fn new() -> Self {
+        State {
+            watch: Watch::new(DEADLINE),
+            stalled: false,
+            extents: HashMap::new(),
+            next: 0,
+            mischief: Mischief::default(),
+            counters: PathCounters::default(),
+            outstanding: Outstanding::default(),
+            answered_reads: 0,
+            answered_writes: 0,
+            unanswered: 0,
+            closed: false,
+        }
+    }
+}
+
+struct Job {
+    started: Started,
+    what: What,
+}
+
+enum What {
     Read { extent: u64, at: usize, into: FrameSliceMut, done: ReadDone },
     Write { extent: u64, from: FrameSlice, done: WriteDone },
 }
@@ -75,7 +110,12 @@ enum Job {
 impl MemoryPath {
     /// Returns an empty path that says it sustains `share_bps` each way.
     pub fn new(name: &str, share_bps: f64) -> Self {
-        let shared = Arc::<Shared>::default();
+        let shared = Arc::new(Shared {
+            state: Mutex::new(State::new()),
+            quiet: Condvar::new(),
+            clock: Clock::manual(),
+            bell: Bell::default(),
+        });
         let (jobs, inbox) = crossbeam_channel::unbounded();
         let worker = Arc::clone(&shared);
         std::thread::spawn(move || work(&inbox, &worker));
@@ -95,28 +135,79 @@ impl MemoryPath {
         }
     }
 
+    /// From now on takes what is asked for and does not answer, until [`MemoryPath::release`].
+    pub fn stall(&self) {
+        self.state().stalled = true;
+    }
+
+    /// Lets its deadline pass: it hangs if something is out.
+    pub fn hang(&self) {
+        self.shared.clock.advance(DEADLINE);
+        let mut state = self.state();
+        if state.watch.look(self.shared.clock.now()) {
+            state.outstanding = Outstanding::default();
+            self.shared.bell.note(PathEvent::Hung);
+        }
+        drop(state);
+        self.shared.bell.ring();
+    }
+
+    /// Does and answers what is out, and what comes from now on.
+    pub fn release(&self) {
+        self.state().stalled = false;
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.shared.state.lock()
     }
 
-    /// Takes note of a transfer that will be answered, or says that the path is closed.
-    fn begin(&self, read_bytes: usize, write_bytes: usize) -> Result<(), Errno> {
+    /// Takes note of a transfer that will be answered, or says why it will not.
+    fn begin(&self, read_bytes: usize, write_bytes: usize) -> Result<Started, Errno> {
         let mut state = self.state();
         if state.closed {
             return Err(Errno(libc::ECANCELED));
         }
+        if state.watch.is_hung() {
+            return Err(Errno(libc::ETIMEDOUT));
+        }
         state.unanswered += 1;
         state.outstanding.read_bytes += read_bytes as u64;
         state.outstanding.write_bytes += write_bytes as u64;
-        Ok(())
+        Ok(state.watch.started(self.shared.clock.now(), (read_bytes + write_bytes) as u64))
     }
 }
 
 impl Shared {
+    /// Does what a job says and returns its answer.
+    fn run(&self, Job { started, what }: Job) -> Box<dyn FnOnce()> {
+        let mut state = self.state.lock();
+        let now = self.clock.now();
+        match what {
+            What::Read { extent, at, into, done } => {
+                let bytes = into.len() as u64;
+                let result = read(&mut state, extent, at, into);
+                let finished = state.watch.finished(now, started, result.is_ok());
+                state.outstanding.read_bytes -= if finished.late { 0 } else { bytes };
+                finished.event.into_iter().for_each(|event| self.bell.note(event));
+                Box::new(move || done(result))
+            }
+            What::Write { extent, from, done } => {
+                let bytes = from.len() as u64;
+                let result = write(&mut state, extent, &from);
+                drop(from);
+                let finished = state.watch.finished(now, started, result.is_ok());
+                state.outstanding.write_bytes -= if finished.late { 0 } else { bytes };
+                finished.event.into_iter().for_each(|event| self.bell.note(event));
+                Box::new(move || done(result))
+            }
+        }
+    }
+
     /// Gives answers, last first.
     fn answer(&self, held: &mut Vec<Box<dyn FnOnce()>>) {
         let count = held.len() as u64;
         held.drain(..).rev().for_each(|answer| answer());
+        self.bell.ring();
         let mut state = self.state.lock();
         state.unanswered -= count;
         if state.unanswered == 0 {
@@ -151,34 +242,29 @@ fn every(n: u64, count: u64) -> bool {
 fn work(inbox: &Receiver<Job>, shared: &Shared) {
     let state = &shared.state;
     let mut held: Vec<Box<dyn FnOnce()>> = Vec::new();
+    // As with a kernel that never answers, what is never released stays taken.
+    let mut stalled: ManuallyDrop<VecDeque<Job>> = ManuallyDrop::default();
     loop {
         // Held answers are given when enough are held or nothing else comes.
-        let job = match inbox.recv_timeout(Duration::from_millis(1)) {
-            Ok(job) => job,
-            Err(crossbeam_channel::RecvTimeoutError::Timeout) => {
+        match inbox.recv_timeout(Duration::from_millis(1)) {
+            Ok(job) => stalled.push_back(job),
+            Err(RecvTimeoutError::Timeout) => shared.answer(&mut held),
+            Err(RecvTimeoutError::Disconnected) => break,
+        }
+        loop {
+            let (is_stalled, mischief) = {
+                let state = state.lock();
+                (state.stalled, state.mischief)
+            };
+            if is_stalled {
+                break;
+            }
+            let Some(job) = stalled.pop_front() else { break };
+            std::thread::sleep(mischief.delay);
+            held.push(shared.run(job));
+            if held.len() > mischief.reorder {
                 shared.answer(&mut held);
-                continue;
             }
-            Err(crossbeam_channel::RecvTimeoutError::Disconnected) => break,
-        };
-        let (delay, reorder) = {
-            let state = state.lock();
-            (state.mischief.delay, state.mischief.reorder)
-        };
-        std::thread::sleep(delay);
-        held.push(match job {
-            Job::Read { extent, at, into, done } => {
-                let result = read(&mut state.lock(), extent, at, into);
-                Box::new(move || done(result))
-            }
-            Job::Write { extent, from, done } => {
-                let result = write(&mut state.lock(), extent, &from);
-                drop(from);
-                Box::new(move || done(result))
-            }
-        });
-        if held.len() > reorder {
-            shared.answer(&mut held);
         }
     }
     shared.answer(&mut held);
@@ -191,7 +277,6 @@ fn read(
     mut into: FrameSliceMut,
 ) -> Result<(), TransferError> {
     state.answered_reads += 1;
-    state.outstanding.read_bytes -= into.len() as u64;
     let fail = |code| TransferError { errno: Errno(code), offset: at as u64 };
     if state.closed {
         return Err(fail(libc::ECANCELED));
@@ -214,7 +299,6 @@ fn read(
 
 fn write(state: &mut State, extent: u64, from: &FrameSlice) -> Result<(), Errno> {
     state.answered_writes += 1;
-    state.outstanding.write_bytes -= from.len() as u64;
     if state.closed {
         return Err(Errno(libc::ECANCELED));
     }
@@ -234,6 +318,9 @@ impl PathStore for MemoryPath {
         if state.closed {
             return Err(Errno(libc::ECANCELED));
         }
+        if state.watch.is_hung() {
+            return Err(Errno(libc::ETIMEDOUT));
+        }
         let quota = match state.mischief.quota_bytes {
             0 => MOST_BYTES,
             quota => quota.min(MOST_BYTES),
@@ -252,8 +339,9 @@ impl PathStore for MemoryPath {
 
     fn write(&self, extent: &Extent, from: FrameSlice, _class: Class, done: WriteDone) {
         match self.begin(0, from.len()) {
-            Ok(()) => {
-                let _ = self.jobs.send(Job::Write { extent: extent.place(), from, done });
+            Ok(started) => {
+                let what = What::Write { extent: extent.place(), from, done };
+                let _ = self.jobs.send(Job { started, what });
             }
             Err(errno) => {
                 drop(from);
@@ -264,9 +352,9 @@ impl PathStore for MemoryPath {
 
     fn read(&self, extent: &Extent, at: u64, into: FrameSliceMut, _class: Class, done: ReadDone) {
         match self.begin(into.len(), 0) {
-            Ok(()) => {
-                let (extent, at) = (extent.place(), at as usize);
-                let _ = self.jobs.send(Job::Read { extent, at, into, done });
+            Ok(started) => {
+                let what = What::Read { extent: extent.place(), at: at as usize, into, done };
+                let _ = self.jobs.send(Job { started, what });
             }
             Err(errno) => {
                 drop(into);
@@ -283,7 +371,7 @@ impl PathStore for MemoryPath {
     }
 
     fn sync(&self) -> Result<(), Errno> {
-        Ok(())
+        if self.state().watch.is_hung() { Err(Errno(libc::ETIMEDOUT)) } else { Ok(()) }
     }
 
     fn capabilities(&self) -> &Capabilities {
@@ -299,7 +387,18 @@ impl PathStore for MemoryPath {
     }
 
     fn counters(&self) -> PathCounters {
-        self.state().counters
+        let state = self.state();
+        let hung = state.watch.apart();
+        let (hung_operations, hung_bytes) = (hung.operations, hung.bytes);
+        PathCounters { hung_operations, hung_bytes, ..state.counters }
+    }
+
+    fn condition(&self) -> Condition {
+        self.state().watch.condition(self.shared.clock.now())
+    }
+
+    fn watch(&self, tell: Tell) {
+        self.shared.bell.watch(tell);
     }
 
     fn close(&self, grace: Duration) -> Result<(), CloseError> {
@@ -309,7 +408,7 @@ impl PathStore for MemoryPath {
         if !self.shared.quiet.wait_while_for(&mut state, busy, grace).timed_out() {
             return Ok(());
         }
-        let why = format!("{} did not answer in {grace:?}", self.capabilities.dir.display());
+        let why = format!("{} does not answer", self.capabilities.dir.display());
         Err(CloseError { in_flight: state.unanswered, left: Vec::new(), why })
     }
 }

@@ -1,9 +1,13 @@
 //! Storage paths: places of unequal speed that keep extents and move them to and from frames.
 
 pub mod admission;
+mod bell;
 #[cfg(any(test, feature = "testing"))]
 pub mod conformance;
 pub mod file;
+mod hang;
+#[cfg(any(test, feature = "testing"))]
+pub mod hanging;
 pub mod leftover;
 pub mod lock;
 #[cfg(any(test, feature = "testing"))]
@@ -16,6 +20,7 @@ mod seed;
 mod segment;
 mod set;
 pub mod store;
+mod timer;
 
 pub use file::FilePathStore;
 pub use leftover::{Leftover, leftovers, remove_leftover};
@@ -24,6 +29,6 @@ pub use options::{Kind, Path};
 pub use profile::PathProfile;
 pub(crate) use set::{Member, PathSet};
 pub use store::{
-    Capabilities, CloseError, Extent, Outstanding, PathCounters, PathStore, ReadDone,
-    TransferError, WriteDone,
+    Capabilities, CloseError, Condition, Extent, Outstanding, PathCounters, PathEvent, PathStore,
+    ReadDone, Tell, TransferError, WriteDone,
 };

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use crate::units::{Bytes, BytesPerSecond};
 
@@ -14,6 +15,17 @@ pub enum Kind {
     Nvme,
     /// A network or parallel file system: long latency, only concurrency helps.
     Remote,
+}
+
+impl Kind {
+    /// Returns how long such a path may be silent with operations in flight before it counts as
+    /// hung: 30 s for a local drive, 120 s for a remote one.
+    pub fn deadline(self) -> Duration {
+        Duration::from_secs(match self {
+            Kind::Nvme => 30,
+            Kind::Remote => 120,
+        })
+    }
 }
 
 impl fmt::Display for Kind {
@@ -39,12 +51,22 @@ pub struct Path {
     pub write_cap: Option<BytesPerSecond>,
     /// At most this much space is taken in files.
     pub quota: Option<Bytes>,
+    /// How long it may be silent with operations in flight before it counts as hung; if `None`,
+    /// [`Kind::deadline`].
+    pub deadline: Option<Duration>,
 }
 
 impl Path {
     /// Returns a local path without caps or quota.
     pub fn new(dir: impl Into<PathBuf>) -> Self {
-        Path { dir: dir.into(), kind: Kind::Nvme, read_cap: None, write_cap: None, quota: None }
+        Path {
+            dir: dir.into(),
+            kind: Kind::Nvme,
+            read_cap: None,
+            write_cap: None,
+            quota: None,
+            deadline: None,
+        }
     }
 
     /// Sets what kind of storage it is.
@@ -72,6 +94,14 @@ impl Path {
     #[must_use]
     pub fn quota(mut self, quota: Bytes) -> Self {
         self.quota = Some(quota);
+        self
+    }
+
+    /// Sets how long it may be silent with operations in flight before it counts as hung. The time
+    /// that transfers wait in queues or for a cap does not count.
+    #[must_use]
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = Some(deadline);
         self
     }
 }

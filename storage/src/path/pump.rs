@@ -1,16 +1,18 @@
 //! Keeps a path's engine supplied: what the admission lets through is submitted, from any thread.
 
 use std::fs::File;
-use std::sync::{Arc, Weak};
-use std::thread::{self, JoinHandle};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::admission::{Admission, Direction, Limits, Next, Permit};
+use super::bell::Bell;
+use super::hang::{Amount, Started, Watch};
 use super::profile::{Meter, PathProfile};
 use super::request::Request;
-use super::store::{Outstanding, TransferError};
+use super::store::{Condition, Outstanding, PathEvent, Tell, TransferError};
+use super::timer::Timer;
 use crate::clock::Clock;
-use crate::error::{Errno, Error, Result};
+use crate::error::{Errno, Result};
 use crate::id::Class;
 use crate::io::{Completion, IoEngine, Operation, Transfer};
 use crate::sync::{AtomicU64, Condvar, Mutex, Ordering};
@@ -33,7 +35,8 @@ pub(super) struct Pump {
     lanes: Mutex<Lanes>,
     /// Told when the last request was answered.
     quiet: Condvar,
-    alarm: Option<Arc<Alarm>>,
+    timer: Arc<Timer>,
+    bell: Bell,
     done: [Done; 2],
 }
 
@@ -41,6 +44,11 @@ pub(super) struct Pump {
 struct Lanes {
     admission: Admission<Part>,
     meter: Meter,
+    watch: Watch,
+    /// The timer will look at the deadline.
+    watched: bool,
+    /// How often a write through the page cache has failed.
+    sync_failures: u64,
     /// Requests taken and not yet answered.
     requests: u64,
     closing: bool,
@@ -52,52 +60,72 @@ struct Done {
     requests: AtomicU64,
 }
 
+/// What is remembered of an operation while the engine has it.
+#[derive(Debug)]
+struct InFlight {
+    request: Arc<Request>,
+    offset: u64,
+    permit: Permit,
+    started: Started,
+    sync_failures: u64,
+}
+
 impl Pump {
-    /// Returns a pump; with a cap in `limits` it has a thread that ends with it.
+    /// Returns a pump; it has a thread that ends with it.
+    ///
+    /// # Errors
+    /// [`crate::Error::System`] when the system has no more threads.
     pub(super) fn start(
         engine: Arc<dyn IoEngine>,
         clock: Clock,
         dsync: bool,
-        limits: Limits,
+        (limits, deadline): (Limits, Duration),
         seed: PathProfile,
     ) -> Result<Arc<Self>> {
-        let capped = limits.caps.iter().any(Option::is_some);
-        let alarm = capped.then(Arc::<Alarm>::default);
         let lanes = Lanes {
             admission: Admission::new(limits),
             meter: Meter::new(seed),
+            watch: Watch::new(deadline),
+            watched: false,
+            sync_failures: 0,
             requests: 0,
             closing: false,
         };
         let pump = Arc::new(Pump {
             engine,
+            timer: Timer::new(clock.clone()),
             clock,
             dsync,
             lanes: Mutex::new(lanes),
             quiet: Condvar::new(),
-            alarm,
+            bell: Bell::default(),
             done: Default::default(),
         });
-        if let Some(alarm) = &pump.alarm {
-            Alarm::start(alarm, Arc::downgrade(&pump))?;
-        }
+        let weak = Arc::downgrade(&pump);
+        Timer::start(&pump.timer, move || {
+            let pump = weak.upgrade();
+            pump.as_ref().map(Pump::look).is_some()
+        })?;
         Ok(pump)
     }
 
     /// Takes a request of at least one part.
     ///
     /// # Errors
-    /// The parts again, once the path is closing.
+    /// The parts again, and why: the path hangs or is closing.
     pub(super) fn submit(
         self: &Arc<Self>,
         class: Class,
         parts: Vec<Part>,
-    ) -> std::result::Result<(), Vec<Part>> {
+    ) -> std::result::Result<(), (Errno, Vec<Part>)> {
         let now = self.clock.now();
         {
             let mut lanes = self.lanes.lock();
             if lanes.closing {
-                return Err(parts);
+                return Err((Errno(libc::ECANCELED), parts));
+            }
+            if lanes.watch.is_hung() {
+                return Err((Errno(libc::ETIMEDOUT), parts));
             }
             lanes.requests += 1;
             for part in parts {
@@ -113,54 +141,104 @@ impl Pump {
     fn run(self: &Arc<Self>) {
         loop {
             let now = self.clock.now();
-            let next = {
-                let mut lanes = self.lanes.lock();
-                let next = lanes.admission.next(now);
-                if !matches!(next, Next::Start(..)) {
+            let mut lanes = self.lanes.lock();
+            let next = if lanes.watch.may_start() { lanes.admission.next(now) } else { Next::Idle };
+            match next {
+                Next::Start(part, permit) => {
+                    let started = lanes.watch.started(now, permit.bytes());
+                    let sync_failures = lanes.sync_failures;
+                    drop(lanes);
+                    self.start_one(part, permit, started, sync_failures);
+                }
+                Next::Wait(_) | Next::Idle => {
                     let loads = Direction::BOTH.map(|way| lanes.admission.load(way));
                     lanes.meter.note(now, loads);
-                }
-                next
-            };
-            match next {
-                Next::Start(part, permit) => self.start_one(part, permit),
-                Next::Wait(until) => {
-                    if let Some(alarm) = &self.alarm {
-                        alarm.set(until.saturating_sub(now));
+                    if let Next::Wait(until) = next {
+                        self.timer.set(until);
+                    }
+                    // Until it has fallen due, the deadline only moves away.
+                    if let Some(due) = lanes.watch.due().filter(|_| !lanes.watched) {
+                        lanes.watched = true;
+                        self.timer.set(due);
                     }
                     return;
                 }
-                Next::Idle => return,
             }
         }
     }
 
-    fn start_one(self: &Arc<Self>, part: Part, permit: Permit) {
+    fn start_one(
+        self: &Arc<Self>,
+        part: Part,
+        permit: Permit,
+        started: Started,
+        sync_failures: u64,
+    ) {
         let Part { request, file, offset, transfer } = part;
         let pump = Arc::clone(self);
-        let done = Box::new(move |completion| pump.completed(&request, permit, offset, completion));
+        let in_flight = InFlight { request, offset, permit, started, sync_failures };
+        let done = Box::new(move |completion| pump.completed(in_flight, completion));
         self.engine.submit(Operation { file, offset, transfer, dsync: self.dsync, done });
     }
 
-    fn completed(
-        self: &Arc<Self>,
-        request: &Request,
-        permit: Permit,
-        offset: u64,
-        completion: Completion,
-    ) {
-        let Completion { result, bytes, transfer, .. } = completion;
+    fn completed(self: &Arc<Self>, in_flight: InFlight, completion: Completion) {
+        let InFlight { request, offset, permit, started, sync_failures } = in_flight;
+        let Completion { mut result, bytes, transfer, .. } = completion;
         // The owner makes his frame whole again as soon as he is told.
         drop(transfer);
         {
             let mut lanes = self.lanes.lock();
-            lanes.meter.moved(permit.direction(), bytes);
-            lanes.admission.finish(permit);
+            if self.dsync && permit.direction() == Direction::Write {
+                // The kernel tells of a write that the page cache could not pass on once per open
+                // file, to whoever asks first: others in flight meanwhile may have failed as well.
+                match result {
+                    Ok(()) if lanes.sync_failures != sync_failures => {
+                        result = Err(Errno(libc::EIO));
+                    }
+                    Ok(()) => {}
+                    Err(_) => lanes.sync_failures += 1,
+                }
+            }
+            let finished = lanes.watch.finished(self.clock.now(), started, result.is_ok());
+            if !finished.late {
+                lanes.meter.moved(permit.direction(), bytes);
+                lanes.admission.finish(permit);
+            }
+            if let Some(event) = finished.event {
+                self.bell.note(event);
+            }
         }
         // First the device gets more to do, then the owner hears of it.
         self.run();
         let offset = offset + bytes;
-        self.part_done(request, result.map_err(|errno| TransferError { errno, offset }));
+        self.part_done(&request, result.map_err(|errno| TransferError { errno, offset }));
+        self.bell.ring();
+    }
+
+    /// Looks whether the path hangs. What waits then is answered, what is in flight stays out.
+    fn look(self: &Arc<Self>) {
+        let timed_out = {
+            let mut lanes = self.lanes.lock();
+            lanes.watched = false;
+            if lanes.watch.look(self.clock.now()) {
+                self.bell.note(PathEvent::Hung);
+                lanes.admission.forget();
+                lanes.admission.cancel()
+            } else {
+                Vec::new()
+            }
+        };
+        self.bell.ring();
+        self.refuse(timed_out, Errno(libc::ETIMEDOUT));
+        self.run();
+    }
+
+    /// Answers parts that were never started.
+    fn refuse(&self, parts: Vec<Part>, errno: Errno) {
+        for Part { request, offset, transfer, .. } in parts {
+            drop(transfer);
+            self.part_done(&request, Err(TransferError { errno, offset }));
+        }
     }
 
     fn part_done(&self, request: &Request, result: std::result::Result<(), TransferError>) {
@@ -188,10 +266,7 @@ impl Pump {
             lanes.closing = true;
             lanes.admission.cancel()
         };
-        for Part { request, offset, transfer, .. } in canceled {
-            drop(transfer);
-            self.part_done(&request, Err(TransferError { errno: Errno(libc::ECANCELED), offset }));
-        }
+        self.refuse(canceled, Errno(libc::ECANCELED));
         let begin = Instant::now();
         let mut lanes = self.lanes.lock();
         while lanes.requests > 0 {
@@ -201,7 +276,7 @@ impl Pump {
             }
             self.quiet.wait_for(&mut lanes, left);
         }
-        (lanes.admission.in_flight(), lanes.requests == 0)
+        (lanes.watch.operations(), lanes.requests == 0)
     }
 
     pub(super) fn profile(&self) -> PathProfile {
@@ -215,6 +290,19 @@ impl Pump {
         Outstanding { read_bytes, write_bytes }
     }
 
+    pub(super) fn condition(&self) -> Condition {
+        self.lanes.lock().watch.condition(self.clock.now())
+    }
+
+    pub(super) fn watch(&self, tell: Tell) {
+        self.bell.watch(tell);
+    }
+
+    /// Returns what was in flight when the path hung and has not completed.
+    pub(super) fn hung(&self) -> Amount {
+        self.lanes.lock().watch.apart()
+    }
+
     /// Returns bytes and requests completed without error.
     pub(super) fn done(&self, direction: Direction) -> (u64, u64) {
         let done = &self.done[usize::from(direction == Direction::Write)];
@@ -224,87 +312,72 @@ impl Pump {
 
 impl Drop for Pump {
     fn drop(&mut self) {
-        if let Some(alarm) = &self.alarm {
-            alarm.stop();
-        }
+        self.timer.stop();
     }
 }
 
-/// Runs the pump again when a cap allows more.
-#[derive(Debug, Default)]
-struct Alarm {
-    state: Mutex<AlarmState>,
-    changed: Condvar,
-}
+#[cfg(test)]
+mod tests {
+    use super::super::Kind;
+    use super::super::request::Answer;
+    use super::*;
+    use crate::arena::Arena;
+    use crate::io::{EngineKind, Transfer};
+    use std::sync::mpsc;
 
-#[derive(Debug, Default)]
-struct AlarmState {
-    due: Option<Instant>,
-    stopped: bool,
-    thread: Option<JoinHandle<()>>,
-}
+    /// An engine that does nothing until the test completes its operations.
+    #[derive(Debug, Default)]
+    struct Shelf(Mutex<Vec<Operation>>);
 
-impl Alarm {
-    fn start(alarm: &Arc<Self>, pump: Weak<Pump>) -> Result<()> {
-        let theirs = Arc::clone(alarm);
-        let thread = thread::Builder::new()
-            .name(String::from("tensortier-caps"))
-            .spawn(move || theirs.watch(&pump))
-            .map_err(|error| Error::System {
-                attempted: String::from("start a thread for the caps of a path"),
-                source: error.into(),
-                remedy: String::from("raise the limit of threads (ulimit -u, pids.max)"),
-            })?;
-        alarm.state.lock().thread = Some(thread);
-        Ok(())
-    }
+    impl IoEngine for Shelf {
+        fn submit(&self, operation: Operation) {
+            self.0.lock().push(operation);
+        }
 
-    /// Asks for a run of the pump after `wait`, or earlier.
-    fn set(&self, wait: Duration) {
-        let due = Instant::now() + wait;
-        let mut state = self.state.lock();
-        if state.due.is_none_or(|set| due < set) {
-            state.due = Some(due);
-            self.changed.notify_one();
+        fn kind(&self) -> EngineKind {
+            EngineKind::Threads
         }
     }
 
-    fn watch(&self, pump: &Weak<Pump>) {
-        loop {
-            {
-                let mut state = self.state.lock();
-                loop {
-                    if state.stopped {
-                        return;
-                    }
-                    match state.due {
-                        None => self.changed.wait(&mut state),
-                        Some(due) if due > Instant::now() => {
-                            self.changed.wait_until(&mut state, due);
-                        }
-                        Some(_) => break,
-                    }
-                }
-                state.due = None;
-            }
-            match pump.upgrade() {
-                Some(pump) => pump.run(),
-                None => return,
-            }
+    impl Shelf {
+        fn complete(&self, result: std::result::Result<(), Errno>) {
+            let Operation { transfer, done, .. } = self.0.lock().remove(0);
+            let bytes = if result.is_ok() { transfer.bytes() } else { 0 };
+            done(Completion { result, bytes, took: Duration::ZERO, transfer });
         }
     }
 
-    fn stop(&self) {
-        let thread = {
-            let mut state = self.state.lock();
-            state.stopped = true;
-            state.thread.take()
+    /// Answers of four writes of which the second fails when the first is complete already.
+    fn outcomes(dsync: bool) -> Vec<bool> {
+        let shelf = Arc::new(Shelf::default());
+        let limits = (Limits::new(Kind::Nvme, None, None), Duration::from_secs(30));
+        let (clock, seed) = (Clock::manual(), PathProfile::new(1e9, 1e9, 0.0));
+        let pump = Pump::start(shelf.clone(), clock, dsync, limits, seed).unwrap();
+        let (arena, file) = (Arena::new(1 << 20).unwrap(), tempfile::tempfile().unwrap());
+        let (file, (tell, told)) = (Arc::new(file), mpsc::channel());
+        let write = |index: u64| {
+            let tell = tell.clone();
+            let answer = Answer::Write(Box::new(move |r| tell.send((index, r.is_ok())).unwrap()));
+            let request = Arc::new(Request::new(answer, 4096, 1));
+            let frame = arena.try_alloc(4096).unwrap().unwrap().share();
+            let transfer = Transfer::Write(frame.whole());
+            let part = Part { request, file: Arc::clone(&file), offset: 0, transfer };
+            pump.submit(Class::WriteBack, vec![part]).unwrap();
         };
-        self.changed.notify_one();
-        let own = thread::current().id();
-        if let Some(thread) = thread.filter(|thread| thread.thread().id() != own) {
-            // It cannot panic: what callbacks do is caught.
-            let _ = thread.join();
-        }
+        (0..3).for_each(write);
+        shelf.complete(Ok(()));
+        shelf.complete(Err(Errno(libc::EIO)));
+        write(3);
+        shelf.complete(Ok(()));
+        shelf.complete(Ok(()));
+        let mut outcomes: Vec<_> = told.try_iter().collect();
+        outcomes.sort_unstable();
+        outcomes.into_iter().map(|(_, ok)| ok).collect()
+    }
+
+    #[test]
+    fn a_failed_sync_fails_what_was_in_flight_with_it_and_nothing_else() {
+        assert_eq!(outcomes(true), [true, false, false, true]);
+        assert_eq!(outcomes(false), [true, false, true, true], "direct writes fail alone");
     }
 }

@@ -62,6 +62,36 @@ pub type WriteDone = Box<dyn FnOnce(Result<(), Errno>) + Send>;
 /// be short and not block; may start transfers. After an error the bytes of the frame are unspecified.
 pub type ReadDone = Box<dyn FnOnce(Result<(), TransferError>) + Send>;
 
+/// Whether a path answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Condition {
+    /// It does, as far as is known.
+    #[default]
+    Good,
+    /// Operations were given to the kernel and for longer than the path's deadline none completed.
+    Hung {
+        /// How long nothing has completed.
+        silent: Duration,
+    },
+    /// It hung and answers again; few operations are tried at a time until some succeed.
+    Probation,
+}
+
+/// A change of a path's [`Condition`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PathEvent {
+    /// It hangs: what is out may never be answered.
+    Hung,
+    /// Something that was out when it hung was answered: it is on probation.
+    Answering,
+}
+
+/// Called with every event of a path, in their order, on a thread of the path. Must be short and not
+/// block.
+pub type Tell = Box<dyn Fn(PathEvent) + Send + Sync>;
+
 /// What a path is and was found able to do, in words for people where it had a choice.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
@@ -96,7 +126,8 @@ pub struct Capabilities {
     pub write_in_flight_bytes: u64,
 }
 
-/// Bytes asked for and not completed, waiting and in flight.
+/// Bytes asked for and not completed, waiting and in flight, without those that hung
+/// ([`PathCounters::hung_bytes`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Outstanding {
     /// To be read.
@@ -120,6 +151,10 @@ pub struct PathCounters {
     pub space_bytes: u64,
     /// Of that, bytes of extents.
     pub used_bytes: u64,
+    /// Operations that were in flight when the path hung and are still not answered.
+    pub hung_operations: u64,
+    /// Their bytes: memory that stays taken until they are.
+    pub hung_bytes: u64,
 }
 
 /// A path could not be closed as it should be; what stays is listed.
@@ -142,12 +177,16 @@ fn list(left: &[PathBuf]) -> String {
 /// A store of bytes on one place of the virtual tier. Placement knows no more of a path than this.
 ///
 /// All slices are whole granules of 4096 bytes. Calls are safe from any thread.
+///
+/// A path that hangs ([`Condition::Hung`]) answers `ETIMEDOUT` to every transfer of which the kernel
+/// has nothing, at once. Whatever the kernel has stays out, memory and all, until it completes; its
+/// extent must not be freed before.
 pub trait PathStore: Send + Sync + fmt::Debug {
     /// Takes space for `bytes`, rounded up to granules. May allocate files and so block for a while.
     ///
     /// # Errors
-    /// `EDQUOT` when the path's own quota is used up, `ENOSPC` when the file system is full, or what
-    /// the system said; nothing is taken then.
+    /// `EDQUOT` when the path's own quota is used up, `ENOSPC` when the file system is full,
+    /// `ETIMEDOUT` when the path hangs, or what the system said; nothing is taken then.
     fn reserve(&self, bytes: u64) -> Result<Extent, Errno>;
 
     /// Writes `from` to the start of `extent`; done when it is accepted for good. The extent must not
@@ -180,8 +219,20 @@ pub trait PathStore: Send + Sync + fmt::Debug {
     /// Returns what it has done and the space it takes.
     fn counters(&self) -> PathCounters;
 
+    /// Returns whether it answers. A store that cannot tell says that it does.
+    fn condition(&self) -> Condition {
+        Condition::Good
+    }
+
+    /// Has `tell` called with every later change of [`PathStore::condition`]. A store that cannot
+    /// tell never calls.
+    fn watch(&self, tell: Tell) {
+        drop(tell);
+    }
+
     /// Cancels what waits, waits up to `grace` for what is in flight, and removes what the path
-    /// made. Later transfers get `ECANCELED`. A second call returns as the first.
+    /// made. Where something stays in flight its memory, files and threads are left to it, and
+    /// nothing is removed. Later transfers get `ECANCELED`. A second call returns as the first.
     ///
     /// # Errors
     /// [`CloseError`] when something is still in flight or could not be removed.

@@ -22,6 +22,8 @@ pub enum Fault {
     /// It is done, but its completion is held back until that many are held in all; then they come
     /// last first. What is still held comes when the engine is dropped.
     Hold(usize),
+    /// It is not done before [`Faulty::release`] or the drop of the engine.
+    Hang,
     /// A read in which this bit is flipped afterwards, counted from the start of the memory and cut
     /// to its length; a write goes through untouched.
     FlipBit(u64),
@@ -35,6 +37,7 @@ pub struct Faulty {
     decide: Decide,
     count: AtomicU64,
     held: Arc<Held>,
+    hung: Mutex<Vec<Operation>>,
 }
 
 type Answer = Box<dyn FnOnce() + Send>;
@@ -72,12 +75,28 @@ impl Faulty {
         decide: impl Fn(u64, &Operation) -> Fault + Send + Sync + 'static,
     ) -> Self {
         let decide: Decide = Box::new(decide);
-        Faulty { inner, decide, count: AtomicU64::new(0), held: Arc::default() }
+        Faulty {
+            inner,
+            decide,
+            count: AtomicU64::new(0),
+            held: Arc::default(),
+            hung: Mutex::default(),
+        }
     }
 
-    /// Gives out all completions that are held back, last first.
-    pub fn release(&self) {
+    /// Gives out all completions that are held back, last first, and lets all operations that hang
+    /// go through. Returns how many hung.
+    pub fn release(&self) -> usize {
+        let hung = std::mem::take(&mut *self.hung.lock());
+        let count = hung.len();
         self.held.release();
+        hung.into_iter().for_each(|operation| self.inner.submit(operation));
+        count
+    }
+
+    /// Returns how many operations hang.
+    pub fn hanging(&self) -> usize {
+        self.hung.lock().len()
     }
 }
 
@@ -101,6 +120,10 @@ impl IoEngine for Faulty {
         let Operation { file, offset, transfer, dsync, done } = operation;
         let done: Done = match fault {
             Fault::Pass => done,
+            Fault::Hang => {
+                let operation = Operation { file, offset, transfer, dsync, done };
+                return self.hung.lock().push(operation);
+            }
             Fault::Fail(errno) => {
                 let (result, took) = (Err(errno), Duration::ZERO);
                 let completion = Completion { result, bytes: 0, took, transfer };
