@@ -88,6 +88,22 @@ pub enum Error {
         /// What the system said.
         source: Errno,
     },
+    /// A path does not answer. Nothing is lost: what is on it and what is in memory is kept.
+    #[error(
+        "cannot {attempted} {key} (chunk {chunk}): path {} does not answer; nothing is lost, try \
+         again once it answers, or add another path",
+        path.display()
+    )]
+    PathHung {
+        /// What was to be done with the chunk.
+        attempted: &'static str,
+        /// The object's key.
+        key: String,
+        /// The chunk's index in its object.
+        chunk: u32,
+        /// The path's directory.
+        path: PathBuf,
+    },
     /// A chunk's bytes on a path are not those that were written there.
     #[error(
         "{key} (chunk {chunk}) is corrupt on {}: block {block} has checksum {actual:016x}, \
@@ -246,7 +262,8 @@ impl Error {
             Error::NotFound { .. } => ErrorKind::NotFound,
             Error::AlreadyExists { .. } => ErrorKind::AlreadyExists,
             Error::BudgetExhausted { .. } | Error::BudgetTooSmall { .. } => ErrorKind::Budget,
-            Error::PathUnusable { .. } | Error::System { .. } | Error::Read { .. } => ErrorKind::Io,
+            Error::PathUnusable { .. } | Error::System { .. } => ErrorKind::Io,
+            Error::Read { .. } | Error::PathHung { .. } => ErrorKind::Io,
             Error::NoSpace { .. } => ErrorKind::NoSpace,
             Error::Corrupt { .. } | Error::Undecodable { .. } => ErrorKind::Corrupt,
             Error::Timeout { .. } => ErrorKind::Timeout,
@@ -256,7 +273,7 @@ impl Error {
 
     /// Returns whether the same call may succeed later without anything being changed first.
     pub fn is_retryable(&self) -> bool {
-        matches!(self, Error::Read { .. } | Error::Timeout { .. })
+        matches!(self, Error::Read { .. } | Error::PathHung { .. } | Error::Timeout { .. })
             || matches!(self, Error::BudgetExhausted { .. } | Error::NoSpace { .. })
     }
 }

@@ -55,8 +55,12 @@ counters! {
     packed,
     /// What all of those chunks take on their paths, compressed or not, in bytes, whole granules.
     stored_bytes,
-    /// Writes that failed on one path and were placed on another.
+    /// Reads that failed and were tried again.
+    retried,
+    /// Writes that failed or hung on one path and were placed on another.
     replaced,
+    /// Reads and writes that a path did not answer within its deadline.
+    hung,
     /// Chunks that left memory.
     evictions,
     /// Chunks moved inside the arena to make a longer free run.

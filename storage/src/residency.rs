@@ -69,6 +69,8 @@ pub(crate) struct Residency {
     pub(crate) newest: Version,
     pub(crate) stored: Stored,
     pub(crate) deleted: bool,
+    /// Writes that hang and still read the frame.
+    pub(crate) pins: u8,
 }
 
 /// The answer to a wish for a lease.
@@ -82,6 +84,8 @@ pub(crate) enum Lease {
     Load,
     /// The object was deleted.
     Gone,
+    /// A write that hangs reads the frame, and nothing under way ends that.
+    Pinned,
 }
 
 /// The answer to a prefetch.
@@ -134,15 +138,17 @@ impl Residency {
 
     /// Returns whether the frame lies still: nobody reads, writes, fills or drains it.
     pub(crate) fn at_rest(&self) -> bool {
-        self.host == Host::Valid && !self.leased() && self.drain != Drain::Active
+        self.host == Host::Valid && !self.leased() && self.drain != Drain::Active && self.pins == 0
     }
 
-    /// Returns whether the frame could leave now or after a write-back that is not yet decided.
+    /// Returns whether the frame could leave now or after a write-back that is not yet decided, and
+    /// its memory with it.
     pub(crate) fn may_leave(&self) -> bool {
         self.host == Host::Valid
             && !self.leased()
             && self.drain == Drain::None
             && self.leaving == Leaving::No
+            && self.pins == 0
     }
 
     /// Returns whether the chunk is in memory, or on its way in, to stay.
@@ -187,6 +193,11 @@ impl Residency {
             Host::Filling => return Lease::Wait,
             Host::Valid if queued || self.writer => return Lease::Wait,
             Host::Valid => {}
+        }
+        if mode == Mode::Write && self.pins > 0 {
+            // Once it is written it leaves and is loaded afresh.
+            let ends = self.drain != Drain::None || self.leaving != Leaving::No;
+            return if ends { Lease::Wait } else { Lease::Pinned };
         }
         let rescued = self.leaving == Leaving::IfUnused && self.drain == Drain::Queued;
         let draining = self.drain != Drain::None && !rescued;
@@ -322,11 +333,24 @@ impl Residency {
             self.drain = Drain::None;
             if ok {
                 self.stored = Stored::Newest;
+                if self.pins > 0 {
+                    self.leaving = Leaving::ForGood;
+                }
             } else {
                 self.leaving = Leaving::No;
             }
         }
         self.after()
+    }
+
+    /// The write under way hangs. It goes on reading the frame while another is tried.
+    pub(crate) fn pin(&mut self) {
+        self.pins = self.pins.saturating_add(1);
+    }
+
+    /// A write that hung ended after all.
+    pub(crate) fn unpin(&mut self) {
+        self.pins = self.pins.saturating_sub(1);
     }
 
     /// The object was deleted or replaced: leases keep their bytes, nobody gets new ones.
@@ -352,6 +376,7 @@ impl Residency {
         }
         self.host = Host::None;
         self.leaving = Leaving::No;
+        self.pins = 0;
         After::Drop
     }
 }
@@ -373,9 +398,11 @@ mod tests {
         StartDrain,
         Drained(bool),
         Delete,
+        Pin,
+        Unpin,
     }
 
-    const EVENTS: [Event; 15] = [
+    const EVENTS: [Event; 17] = [
         Event::Lease(Mode::Read),
         Event::Lease(Mode::Write),
         Event::Prefetch,
@@ -391,6 +418,8 @@ mod tests {
         Event::Drained(true),
         Event::Drained(false),
         Event::Delete,
+        Event::Pin,
+        Event::Unpin,
     ];
 
     /// Whether the world can produce the event in this state.
@@ -404,6 +433,8 @@ mod tests {
             Event::StartDrain => true,
             Event::Drained(_) => state.drain == Drain::Active,
             Event::Delete => !state.deleted,
+            Event::Pin => state.drain == Drain::Active && state.pins < 2,
+            Event::Unpin => state.pins > 0,
         }
     }
 
@@ -416,12 +447,13 @@ mod tests {
                     Lease::Granted { rescued } => {
                         assert_eq!(old.host, Host::Valid);
                         assert!(!old.writer && !old.deleted);
-                        assert!(mode == Mode::Read || old.readers == 0);
+                        assert!(mode == Mode::Read || (old.readers, old.pins) == (0, 0));
                         assert!(mode == Mode::Read || old.drain != Drain::Active);
                         assert_eq!(rescued, old.drain == Drain::Queued && new.drain == Drain::None);
                     }
                     Lease::Load => assert_eq!((old.host, new.host), (Host::None, Host::Filling)),
                     Lease::Wait => assert_eq!(old, new),
+                    Lease::Pinned => assert!(old == new && old.pins > 0 && mode == Mode::Write),
                     Lease::Gone => assert!(old.deleted),
                 }
                 false
@@ -446,6 +478,14 @@ mod tests {
             }
             Event::Drained(ok) => new.drained(ok) == After::Drop,
             Event::Delete => new.delete() == After::Drop,
+            Event::Pin => {
+                new.pin();
+                false
+            }
+            Event::Unpin => {
+                new.unpin();
+                false
+            }
         };
         let left = old.host == Host::Valid && new.host == Host::None;
         let filled_and_gone = matches!(event, Event::Filled(true)) && new.host == Host::None;
@@ -457,6 +497,11 @@ mod tests {
         assert!(!(state.writer && state.readers > 0), "{old:?} {event:?}");
         assert!(!(state.writer && state.drain != Drain::None), "{old:?} {event:?}");
         assert!(!state.leased() || state.host == Host::Valid, "{old:?} {event:?}");
+        // What a write that hangs reads is neither changed nor taken for another frame.
+        assert!(
+            state.pins == 0 || (state.host == Host::Valid && !state.writer),
+            "{old:?} {event:?}"
+        );
         // Nothing newest is ever lost: only a deleted or stored (or never written) chunk leaves.
         let left = old.host == Host::Valid && state.host == Host::None;
         assert!(
@@ -522,6 +567,11 @@ mod tests {
                     quiet.filled(true);
                     quiet.lease(Mode::Write, false)
                 }
+                Lease::Pinned => {
+                    // No path took it: only the end of the write that hangs helps.
+                    (0..quiet.pins).for_each(|_| quiet.unpin());
+                    quiet.lease(Mode::Write, false)
+                }
                 other => other,
             };
             // A chunk told to leave for good while dirty and leased is written by a later flush.
@@ -533,5 +583,39 @@ mod tests {
             let events = EVENTS.into_iter().filter(|event| possible(&state, *event));
             open.extend(events.map(|event| apply(&state, event)));
         }
+    }
+
+    #[test]
+    fn a_chunk_whose_write_hangs_leaves_once_it_is_written_elsewhere() {
+        let mut chunk = Residency::default();
+        chunk.put();
+        chunk.flush();
+        assert!(chunk.start_drain());
+        chunk.pin();
+        assert_eq!(chunk.lease(Mode::Write, false), Lease::Wait);
+        assert_eq!(chunk.lease(Mode::Read, false), Lease::Granted { rescued: false });
+        assert_eq!(chunk.drained(true), After::Stay);
+        assert_eq!(chunk.lease(Mode::Write, false), Lease::Wait);
+        assert_eq!(chunk.unlease_read(), After::Drop);
+        assert_eq!(chunk.lease(Mode::Write, false), Lease::Load);
+        chunk.filled(true);
+        assert_eq!(chunk.lease(Mode::Write, false), Lease::Granted { rescued: false });
+    }
+
+    #[test]
+    fn a_chunk_whose_write_hangs_and_that_no_path_takes_is_read_only_until_it_ends() {
+        let mut chunk = Residency::default();
+        chunk.put();
+        chunk.flush();
+        assert!(chunk.start_drain());
+        chunk.pin();
+        assert_eq!(chunk.drained(false), After::Stay);
+        assert_eq!(chunk.lease(Mode::Write, false), Lease::Pinned);
+        assert_eq!(chunk.lease(Mode::Read, false), Lease::Granted { rescued: false });
+        assert!(!chunk.at_rest() && chunk.dirty());
+        chunk.unlease_read();
+        assert!(!chunk.may_leave(), "its memory would not come back");
+        chunk.unpin();
+        assert_eq!(chunk.lease(Mode::Write, false), Lease::Granted { rescued: false });
     }
 }

@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::arena::{FillGuard, FrameMut, FrameRef};
@@ -36,6 +37,8 @@ struct Presence {
     waiters: VecDeque<Waiter>,
     framed_at: Option<Instant>,
     awaited: bool,
+    /// The directory of the path that hangs while it reads the frame.
+    pinned_by: Option<Box<Path>>,
 }
 
 /// Where a chunk's frame is.
@@ -142,6 +145,17 @@ impl Cell {
         let framed_at = self.presence.as_ref().and_then(|presence| presence.framed_at);
         let memory = framed_at.map_or(all, |at| at.saturating_duration_since(since)).min(all);
         Waits { memory, arrival: all - memory, hit: false }
+    }
+
+    /// A write of the frame to the path in that directory hangs.
+    pub(crate) fn pin(&mut self, dir: &Path) {
+        self.residency.pin();
+        self.presence().pinned_by = Some(dir.into());
+    }
+
+    /// Returns the directory of the path that hangs while it reads the frame.
+    pub(crate) fn pinned_by(&self) -> Option<&Path> {
+        self.presence.as_ref()?.pinned_by.as_deref()
     }
 
     /// Returns whether nobody waits.

@@ -1,4 +1,5 @@
-//! Whether a path takes writes: after it refused one it is left alone for a while.
+//! Whether a path takes writes: after it refused one it is left alone for a while, while it hangs
+//! altogether.
 
 use std::time::{Duration, Instant};
 
@@ -15,17 +16,19 @@ pub(super) struct Health {
     pub(super) refused: Option<(Instant, Errno)>,
     /// Nothing new goes there: it is only read, or is being emptied.
     pub(super) retired: bool,
+    /// It does not answer.
+    pub(super) hung: bool,
 }
 
 impl Health {
     pub(super) fn resting(&self) -> bool {
-        self.retired || self.refused.is_some_and(|(at, _)| at.elapsed() < REST)
+        self.retired || self.hung || self.refused.is_some_and(|(at, _)| at.elapsed() < REST)
     }
 
     /// Returns whether a chunk may be offered to it.
     pub(super) fn usable(&self) -> bool {
         let refuses = self.resting() && self.refused.is_some_and(|(_, errno)| full(errno));
-        !self.retired && !refuses
+        !self.retired && !self.hung && !refuses
     }
 }
 

@@ -1,5 +1,6 @@
 //! Leases from the caller's side: granting them, waking who waits, and what their end sets off.
 
+use std::path::Path;
 use std::time::Instant;
 
 use crate::catalog::{Cell, ChunkRef, FrameSlot, Granted, Reply, Waiter, Waits};
@@ -81,6 +82,7 @@ impl Handle {
                 drop(cell);
                 Ticket::answered(Err(gone(chunk)))
             }
+            Lease::Pinned => Ticket::answered(Err(cell.pinned(chunk))),
         }
     }
 
@@ -207,6 +209,7 @@ impl Cell {
                 Lease::Load => return (woken, true),
                 Lease::Wait => return (woken, false),
                 Lease::Gone => Err(gone(chunk)),
+                Lease::Pinned => Err(self.pinned(chunk)),
             };
             if let Some(waiter) = self.pop_waiter() {
                 let waits = self.waits_since(waiter.since);
@@ -214,6 +217,15 @@ impl Cell {
             }
         }
         (woken, false)
+    }
+
+    fn pinned(&self, chunk: &ChunkRef) -> Error {
+        Error::PathHung {
+            attempted: "change",
+            key: chunk.key_text(),
+            chunk: chunk.index(),
+            path: self.pinned_by().map(Path::to_owned).unwrap_or_default(),
+        }
     }
 
     /// Gives everybody who waits the same error.

@@ -6,18 +6,22 @@ use std::time::Instant;
 use crate::arena::{FrameMut, granules_up};
 use crate::catalog::{ChunkRef, FrameSlot};
 use crate::codec::Form;
-use crate::error::{Error, Result};
+use crate::error::{Errno, Error, Result};
 use crate::id::{Class, PathId, Version};
-use crate::path::TransferError;
+use crate::path::{Condition, TransferError};
 use crate::residency::{After, Host, Prefetch};
 use crate::sync::Ordering;
 use crate::units::Bytes;
 
 use super::room::{Frame, Need};
 use super::state::Mover;
+use super::transfers::{Read, Transfer, TransferId};
 use super::want::{Demand, Hint, Want};
 use super::worker::Job;
 use super::{Loading, Msg};
+
+/// How often a read that failed is tried again: an error may pass.
+const RETRIES: u32 = 2;
 
 impl Mover {
     /// Serves wants until one must wait for memory: demands first, then prefetches, then what the
@@ -55,12 +59,12 @@ impl Mover {
                     self.demand.push_front(Demand { want, since });
                     return false;
                 }
-                Frame::Never(Error::BudgetExhausted { .. }) if since.elapsed() < self.patience => {
+                Frame::Held(_) if since.elapsed() < self.patience => {
                     self.look_again = since.checked_add(self.patience);
                     self.demand.push_front(Demand { want, since });
                     return false;
                 }
-                Frame::Never(error) => want.refuse(&error),
+                Frame::Held(error) | Frame::Never(error) => want.refuse(&error),
             }
         }
         true
@@ -104,10 +108,13 @@ impl Mover {
     /// only what is used further away than `beyond` makes room.
     pub(super) fn prefetch_one(&mut self, chunk: &ChunkRef, beyond: u64) -> bool {
         if chunk.cell.lock().residency.wants_load() {
+            if self.on_hung_path(chunk).is_some() {
+                return true;
+            }
             match self.find_frame(chunk.bytes(), Need::Prefetch { beyond }) {
                 Frame::Found(frame) => return self.prefetch_into(chunk, frame),
                 Frame::Coming => return false,
-                Frame::Never(_) => return true,
+                Frame::Held(_) | Frame::Never(_) => return true,
             }
         }
         self.touch(chunk)
@@ -163,27 +170,45 @@ impl Mover {
             let _ = self.workers.send(Job::Zero { chunk, frame });
             return;
         };
-        let (path, extent) = (disk.piece.path(), disk.piece.extent());
-        let (guard, into) = frame.fill_from_outside();
-        // What is stored compressed is decompressed from here, in place.
-        let stored_bytes = disk.form.stored_bytes(chunk.bytes());
-        let into = into.split_at(granules_up(stored_bytes) as usize).0;
-        cell.set_frame(FrameSlot::Filling(guard));
+        let path = disk.piece.path();
         drop(cell);
         counters.loads.add(1);
         counters.load_bytes.add(chunk.bytes());
+        self.read(Read { chunk, path, class, failed: 0 }, frame);
+    }
+
+    /// Has a path fill a frame with the chunk's stored bytes.
+    fn read(&mut self, read: Read, frame: FrameMut) {
+        let (chunk, path, class) = (read.chunk.clone(), read.path, read.class);
+        let (guard, into) = frame.fill_from_outside();
+        let mut cell = chunk.cell.lock();
+        cell.set_frame(FrameSlot::Filling(guard));
+        let copy = cell.disk.as_ref();
+        let copy = copy.map(|d| (d.piece.extent(), d.form.stored_bytes(chunk.bytes())));
+        drop(cell);
+        let transfer = self.transfers.add(Transfer::Read(read));
         let handle = self.handle.clone();
-        let done = Box::new(move |result| handle.send(Msg::Read { chunk, path, result }));
+        let done = Box::new(move |result| handle.send(Msg::Read { transfer, result }));
+        let Some((extent, stored_bytes)) = copy else {
+            debug_assert!(false, "a chunk to be read has no copy on a path");
+            drop(into);
+            return done(Err(TransferError { errno: Errno(libc::ENODATA), offset: 0 }));
+        };
+        // What is stored compressed is decompressed from here, in place.
+        let into = into.split_at(granules_up(stored_bytes) as usize).0;
         self.path(path).read(&extent, 0, into, class, done);
     }
 
-    /// A path answered a read: check the bytes, or tell who waits what went wrong.
+    /// A path answered a read: check the bytes, try again, or tell who waits what went wrong.
     pub(super) fn read_done(
         &mut self,
-        chunk: ChunkRef,
-        path: PathId,
+        id: TransferId,
         result: std::result::Result<(), TransferError>,
     ) {
+        let Some(Transfer::Read(read)) = self.transfers.take(id) else {
+            return self.answered_late(id);
+        };
+        let Read { chunk, path, class, failed } = read;
         let mut cell = chunk.cell.lock();
         let form = cell.disk.as_ref().map(|disk| disk.form.clone());
         let slot = cell.take_frame(FrameSlot::Out);
@@ -192,23 +217,21 @@ impl Mover {
             FrameSlot::Filling(guard) => guard.try_finish().ok(),
             _ => None,
         };
-        let read = |error: TransferError| Error::Read {
-            key: chunk.key_text(),
-            chunk: chunk.index(),
-            path: self.path(path).capabilities().dir.clone(),
-            offset: error.offset,
-            bytes: Bytes(chunk.bytes()),
-            source: error.errno,
-        };
         match (result, frame, form.filter(Form::is_work)) {
             (Ok(()), Some(frame), Some(form)) => {
                 let _ = self.workers.send(Job::Verify { chunk, frame, form, path });
             }
             (Ok(()), Some(frame), None) => self.filled(&chunk, Ok(frame)),
+            (Err(error), Some(frame), _)
+                if failed < RETRIES && self.may_pass(&chunk, path, error) =>
+            {
+                self.handle.shared.counters.retried.add(1);
+                self.read(Read { chunk, path, class, failed: failed + 1 }, frame);
+            }
             (Err(error), frame, _) => {
                 // Whoever is told may count on its memory being free.
                 drop(frame);
-                let error = read(error);
+                let error = self.read_error(&chunk, path, error);
                 self.filled(&chunk, Err(error));
             }
             // A path that answers before it let go of the memory broke its contract.
@@ -216,6 +239,30 @@ impl Mover {
                 debug_assert!(false, "a read was answered with its slices still held");
                 self.filled(&chunk, Err(Error::Closed));
             }
+        }
+    }
+
+    /// Returns whether a read that failed is worth another try.
+    fn may_pass(&self, chunk: &ChunkRef, path: PathId, error: TransferError) -> bool {
+        let final_ones = [libc::ECANCELED, libc::EINVAL, libc::ENODATA, libc::ETIMEDOUT];
+        let wanted = !chunk.cell.lock().residency.deleted && self.closing.is_none();
+        wanted && !self.health[path.index()].hung && !final_ones.contains(&error.errno.0)
+    }
+
+    fn read_error(&self, chunk: &ChunkRef, path: PathId, error: TransferError) -> Error {
+        let store = self.path(path);
+        // A hung path says so of what it never began, before the mover hears that it hangs.
+        let hangs = || matches!(store.condition(), Condition::Hung { .. });
+        if error.errno.0 == libc::ETIMEDOUT && hangs() {
+            return self.hung_error("read", chunk, path);
+        }
+        Error::Read {
+            key: chunk.key_text(),
+            chunk: chunk.index(),
+            path: store.capabilities().dir.clone(),
+            offset: error.offset,
+            bytes: Bytes(chunk.bytes()),
+            source: error.errno,
         }
     }
 

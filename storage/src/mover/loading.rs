@@ -15,6 +15,11 @@ impl Loading {
         Loading(Some(chunk.clone()))
     }
 
+    /// Returns the chunk; `None` never comes before it was taken.
+    pub(super) fn chunk(&self) -> Option<&ChunkRef> {
+        self.0.as_ref()
+    }
+
     /// Returns the chunk's length in bytes.
     pub(super) fn bytes(&self) -> u64 {
         self.0.as_ref().map_or(0, |chunk| chunk.bytes())

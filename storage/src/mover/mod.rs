@@ -10,11 +10,13 @@ mod hold;
 mod load;
 mod loading;
 mod pack;
+mod quarantine;
 mod room;
 mod run;
 mod schedules;
 mod settle;
 mod state;
+mod transfers;
 mod want;
 mod worker;
 mod writeback;
@@ -27,20 +29,21 @@ use std::time::Duration;
 use crossbeam_channel::Sender;
 
 use crate::arena::{Arena, FrameMut, FrameRef};
-use crate::catalog::{ChunkRef, Object, Piece};
+use crate::catalog::{ChunkRef, Object};
 use crate::clock::Clock;
 use crate::codec::{Checksums, Compression, Packed, Trial};
 use crate::error::{Errno, Error, Result};
 use crate::evict::EvictionPolicy;
 use crate::id::{PathId, ScheduleId};
 use crate::metrics::Counters;
-use crate::path::{CloseError, PathSet, PathStore, TransferError};
+use crate::path::{CloseError, PathEvent, PathSet, PathStore, TransferError};
 use crate::sync::{AtomicBool, AtomicU64, Ordering};
 use crate::ticket::Completer;
 
 pub(crate) use hold::Hold;
 use loading::Loading;
 use state::Mover;
+use transfers::TransferId;
 
 /// What the mover is told.
 pub(crate) enum Msg {
@@ -77,7 +80,7 @@ pub(crate) enum Msg {
     /// Memory came back, or a lease ended, while somebody waits for memory.
     Freed,
     /// A path answered a read.
-    Read { chunk: ChunkRef, path: PathId, result: Result<(), TransferError> },
+    Read { transfer: TransferId, result: Result<(), TransferError> },
     /// A loaded frame was checked, or a fresh one zeroed.
     Filled { chunk: ChunkRef, result: Result<FrameMut> },
     /// Compressing a chunk to be written seems to pay; it wants memory for its stored bytes.
@@ -85,7 +88,9 @@ pub(crate) enum Msg {
     /// The stored bytes of a chunk to be written are known.
     Sealed { sealed: Sealed },
     /// A path answered a write.
-    Wrote { sealed: Sealed, piece: Piece, result: Result<(), Errno> },
+    Wrote { transfer: TransferId, result: Result<(), Errno> },
+    /// A path hangs, or answers again.
+    Path { path: PathId, event: PathEvent },
     /// A path joins the store.
     AddPath { store: Arc<dyn PathStore>, takes_writes: bool, reply: Completer<PathId> },
     /// A path takes writes from now on, or no longer.
@@ -120,6 +125,8 @@ pub(crate) struct Shared {
     pub(crate) compression: Compression,
     /// Memory set aside for the stored bytes of compressed chunks.
     pub(crate) packing: Option<Arena>,
+    /// Memory of transfers that a path does not answer, in bytes.
+    pub(crate) quarantined_bytes: AtomicU64,
     /// Counts leases; a chunk's age is measured in it.
     leases: AtomicU64,
     /// Set while a schedule is in force: then the end of an exclusive lease is worth a message.
@@ -197,6 +204,7 @@ pub(crate) fn start(
         checksums,
         compression,
         packing,
+        quarantined_bytes: AtomicU64::new(0),
         leases: AtomicU64::new(1),
         scheduled: AtomicBool::new(false),
         starving: AtomicBool::new(false),

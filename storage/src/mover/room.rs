@@ -45,6 +45,8 @@ pub(super) enum Frame {
     Found(FrameMut),
     /// Something under way will free memory.
     Coming,
+    /// Leases hold it.
+    Held(Error),
     /// Nothing will.
     Never(Error),
 }
@@ -96,13 +98,19 @@ impl Mover {
         let held = self.resident.values().filter(|chunk| chunk.cell.lock().residency.leased());
         let holders =
             held.take(8).map(|chunk| format!("{} ({})", chunk.key_text(), Bytes(chunk.bytes())));
-        Frame::Never(Error::BudgetExhausted {
+        let mut holders: Vec<_> = holders.collect();
+        let hung = self.quarantine_holders();
+        // Memory that a path keeps does not come back by waiting for leases.
+        let held = !holders.is_empty() || hung.is_empty();
+        holders.extend(hung);
+        let error = Error::BudgetExhausted {
             budget: Bytes(usage.budget),
             needed: Bytes(need),
             free: Bytes(usage.free()),
             largest_run: Bytes(usage.largest_run),
-            holders: holders.collect(),
-        })
+            holders,
+        };
+        if held { Frame::Held(error) } else { Frame::Never(error) }
     }
 
     /// Returns whether chunks are on their way in or out.

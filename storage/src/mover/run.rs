@@ -7,7 +7,7 @@ use crossbeam_channel::RecvTimeoutError;
 use crate::catalog::FrameSlot;
 use crate::error::Error;
 use crate::id::PathId;
-use crate::path::CloseError;
+use crate::path::{CloseError, PathEvent};
 use crate::sync::Ordering;
 use crate::ticket::Completer;
 
@@ -25,6 +25,7 @@ impl Msg {
                 | Msg::Pays { .. }
                 | Msg::Sealed { .. }
                 | Msg::Wrote { .. }
+                | Msg::Path { .. }
                 | Msg::Adopt(_)
                 | Msg::Left(_)
         )
@@ -80,7 +81,7 @@ impl Mover {
             return;
         }
         match msg {
-            Msg::Load(loading) => self.want(Want::Load(loading)),
+            Msg::Load(loading) => self.want_load(loading),
             Msg::Frame { bytes, reply } => self.want(Want::Frame { bytes, reply }),
             Msg::Adopt(chunk) => self.adopt(chunk),
             Msg::Prefetch { chunks, said } => self.hint(chunks, said),
@@ -96,11 +97,13 @@ impl Mover {
             Msg::WriteBack(chunk) => self.queue_write_back(&chunk),
             Msg::Left(chunk) => self.left(&chunk),
             Msg::Freed => {}
-            Msg::Read { chunk, path, result } => self.read_done(chunk, path, result),
+            Msg::Read { transfer, result } => self.read_done(transfer, result),
             Msg::Filled { chunk, result } => self.filled(&chunk, result),
             Msg::Pays { sealed, frame, trial } => self.pack(sealed, frame, trial),
             Msg::Sealed { sealed } => self.sealed(sealed),
-            Msg::Wrote { sealed, piece, result } => self.wrote(sealed, piece, result),
+            Msg::Wrote { transfer, result } => self.wrote(transfer, result),
+            Msg::Path { path, event: PathEvent::Hung } => self.path_hung(path),
+            Msg::Path { path, event: PathEvent::Answering } => self.path_answers(path),
             Msg::AddPath { store, takes_writes, reply } => {
                 let id = self.add_path(store, takes_writes);
                 reply.complete(Ok(id));

@@ -17,6 +17,7 @@ use crate::ticket::Completer;
 use super::health::Health;
 use super::schedules::Schedules;
 use super::settle::Settle;
+use super::transfers::Transfers;
 use super::want::{Demand, Hint};
 use super::worker::Job;
 use super::{Handle, Msg, Sealed};
@@ -41,6 +42,8 @@ pub(super) struct Mover {
     pub(super) lent: usize,
     /// Chunks being read from a path or zeroed.
     pub(super) filling: usize,
+    /// What paths have and what they do not answer.
+    pub(super) transfers: Transfers,
 
     pub(super) to_write: VecDeque<ChunkRef>,
     /// The chunks in `to_write`.
@@ -97,7 +100,7 @@ impl Mover {
         patience: Duration,
     ) -> Self {
         let paths = handle.shared.paths.len();
-        Mover {
+        let mut mover = Mover {
             handle,
             messages,
             workers,
@@ -110,6 +113,7 @@ impl Mover {
             schedules: Schedules::default(),
             lent: 0,
             filling: 0,
+            transfers: Transfers::default(),
             to_write: VecDeque::new(),
             queued: HashSet::new(),
             sealed: VecDeque::new(),
@@ -124,7 +128,11 @@ impl Mover {
             no_space: None,
             settles: Vec::new(),
             closing: None,
+        };
+        for member in mover.handle.shared.paths.all() {
+            mover.watch(member.id);
         }
+        mover
     }
 
     pub(super) fn path(&self, id: PathId) -> Arc<dyn PathStore> {
@@ -138,7 +146,9 @@ impl Mover {
         if takes_writes {
             self.no_space = None;
         }
-        self.handle.shared.paths.add(store, takes_writes)
+        let id = self.handle.shared.paths.add(store, takes_writes);
+        self.watch(id);
+        id
     }
 
     /// A path gets new bytes from now on, or no longer.

@@ -8,13 +8,14 @@ use crate::catalog::{ChunkRef, DiskCopy, FrameSlot, Piece};
 use crate::codec::Form;
 use crate::error::{Errno, Error};
 use crate::id::{Class, PathId};
-use crate::path::{Extent, Member};
+use crate::path::{Condition, Extent, Member};
 use crate::placement::{Candidate, Choice};
 use crate::residency::{After, Drain, Leaving};
 use crate::units::Bytes;
 
 use super::health::{Health, full};
 use super::state::Mover;
+use super::transfers::{Transfer, TransferId};
 use super::{Msg, Sealed};
 
 /// Bytes a path may have waiting to be written before its next chunk is placed elsewhere or later:
@@ -64,6 +65,9 @@ impl Mover {
     }
 
     pub(super) fn count_coming(&mut self, chunk: &ChunkRef) {
+        if chunk.cell.lock().residency.pins > 0 {
+            return;
+        }
         let bytes = granules_up(chunk.bytes().max(1));
         if self.coming.insert(chunk.id(), bytes).is_none() {
             self.coming_bytes += bytes;
@@ -142,11 +146,14 @@ impl Mover {
             let Member { id, store, .. } = member;
             let tried = || sealed.tried.iter().filter(move |(path, _)| *path == id);
             let open = tried().count() < TRIES && tried().all(|(_, errno)| !full(*errno));
+            // A path that hung gets the least share, one chunk at a time, until it is trusted again.
+            let on_probation = store.condition() != Condition::Good;
+            let queue_bytes = if on_probation { 1 } else { PATH_QUEUE_BYTES };
             Candidate {
                 path: id,
-                sustained_bps: store.profile().share(),
+                sustained_bps: if on_probation { 1.0 } else { store.profile().share() },
                 usable: open && self.health[id.index()].usable(),
-                ready: store.outstanding().write_bytes < PATH_QUEUE_BYTES,
+                ready: store.outstanding().write_bytes < queue_bytes,
             }
         };
         let mut all: Vec<_> = self.handle.shared.paths.all().into_iter().map(one).collect();
@@ -176,12 +183,16 @@ impl Mover {
         self.writing += 1;
         let piece = Piece::new(path, extent);
         let (handle, extent) = (self.handle.clone(), piece.extent());
-        let done = Box::new(move |result| handle.send(Msg::Wrote { sealed, piece, result }));
+        let transfer = self.transfers.add(Transfer::Write { sealed, piece });
+        let done = Box::new(move |result| handle.send(Msg::Wrote { transfer, result }));
         self.path(path).write(&extent, frame.whole(), Class::WriteBack, done);
     }
 
     /// A path answered a write.
-    pub(super) fn wrote(&mut self, mut sealed: Sealed, piece: Piece, result: Result<(), Errno>) {
+    pub(super) fn wrote(&mut self, id: TransferId, result: Result<(), Errno>) {
+        let Some(Transfer::Write { mut sealed, piece }) = self.transfers.take(id) else {
+            return self.answered_late(id);
+        };
         self.writing -= 1;
         let path = piece.path();
         if let Err(errno) = result {
@@ -228,12 +239,21 @@ impl Mover {
 
     /// Returns the error that says why no path takes a chunk: what each said of it, or last.
     pub(super) fn no_space_for(&self, chunk: &ChunkRef, tried: &[(PathId, Errno)]) -> Error {
+        let in_use = || (0..).zip(&self.health).filter(|(_, health)| !health.retired);
+        if in_use().all(|(_, health)| health.hung)
+            && let Some((index, _)) = in_use().next()
+        {
+            return self.hung_error("write", chunk, PathId(index));
+        }
         let refused = self.health.iter().enumerate().filter_map(|(index, health)| {
             let path = PathId(index as u16);
             let own = tried.iter().rev().find(|(tried, _)| *tried == path);
-            let errno = own.map(|(_, errno)| *errno).or(health.refused.map(|(_, errno)| errno))?;
-            let store = self.path(path);
-            Some(format!("{}: {errno}", store.capabilities().dir.display()))
+            let errno = own.map(|(_, errno)| *errno).or(health.refused.map(|(_, errno)| errno));
+            let dir = self.path(path).capabilities().dir.display().to_string();
+            match errno {
+                _ if health.hung => Some(format!("{dir}: does not answer")),
+                errno => errno.map(|errno| format!("{dir}: {errno}")),
+            }
         });
         Error::NoSpace {
             key: chunk.key_text(),
@@ -267,8 +287,9 @@ impl Mover {
         self.handle.wake(chunk, woken, load);
     }
 
-    /// Gives space on a path back.
-    fn free_piece(&mut self, piece: Piece) {
+    /// Gives space on a path back, now or when nothing that hangs reads it any more.
+    pub(super) fn free_piece(&mut self, piece: Piece) {
+        let Some(piece) = self.transfers.give_back(piece) else { return };
         let path = piece.path();
         self.path(path).free(piece.into_extent());
         self.health[path.index()].refused = None;

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::codec::Compression;
-use crate::path::{Capabilities, Member, PathProfile};
+use crate::path::{Capabilities, Condition, Member, PathProfile};
 use crate::placement::{Candidate, shares};
 use crate::units::{Bytes, BytesPerSecond};
 
@@ -37,6 +37,8 @@ pub struct PathExplanation {
     pub profile: PathProfile,
     /// Its share of new bytes, 0 to 1; 0 for one that is only read.
     pub share: f64,
+    /// Whether it answers.
+    pub condition: Condition,
 }
 
 impl Store {
@@ -56,6 +58,7 @@ impl Store {
                 capabilities: member.store.capabilities().clone(),
                 profile: member.store.profile(),
                 share,
+                condition: member.store.condition(),
             });
         let packing_bytes = shared.packing.as_ref().map_or(0, |arena| arena.usage().budget);
         Explanation {
@@ -96,6 +99,11 @@ impl fmt::Display for Explanation {
             let PathProfile { read_bps, write_bps, sharing } = path.profile;
             let (read, write) = (BytesPerSecond(read_bps), BytesPerSecond(write_bps));
             writeln!(f, "  speed: read {read}, write {write}, sharing {sharing:.2}")?;
+            match path.condition {
+                Condition::Good => {}
+                Condition::Hung { silent } => writeln!(f, "  has not answered for {silent:.0?}")?,
+                Condition::Probation => writeln!(f, "  answers again, on probation")?,
+            }
         }
         self.notes.iter().try_for_each(|note| writeln!(f, "note: {note}"))
     }

@@ -82,6 +82,9 @@ pub struct Stats {
     pub host: ArenaUse,
     /// What of the host budget is set aside for the stored bytes of compressed chunks, if any is.
     pub packing: Option<ArenaUse>,
+    /// What of the host arena and of what is set aside belongs to transfers that a path does not
+    /// answer, in bytes; it stays taken until they end. Each path's part is in its counters.
+    pub quarantined_bytes: u64,
     /// Each path, in the order in which they were given.
     pub paths: Vec<PathCounters>,
 }
@@ -100,6 +103,7 @@ impl Store {
             counters: shared.counters.read(),
             host: shared.arena.usage(),
             packing: shared.packing.as_ref().map(Arena::usage),
+            quarantined_bytes: shared.quarantined_bytes.load(Ordering::SeqCst),
             paths: shared.paths.all().iter().map(|path| path.store.counters()).collect(),
         }
     }
