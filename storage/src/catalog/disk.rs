@@ -18,10 +18,17 @@ pub(crate) struct Piece {
     path: PathId,
 }
 
+/// The pieces that hold a chunk's stored bytes one after the other.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Pieces {
+    One(Piece),
+    Striped(Box<[Piece]>),
+}
+
 /// The copy on the paths; whether it is of the newest version says `Residency::stored`.
 #[derive(Debug)]
 pub(crate) struct DiskCopy {
-    pub(crate) piece: Piece,
+    pub(crate) pieces: Pieces,
     pub(crate) form: Form,
 }
 
@@ -53,10 +60,45 @@ impl Piece {
     }
 }
 
+impl Pieces {
+    /// Returns pieces in their order, of which there is one at least.
+    pub(crate) fn new(mut pieces: Vec<Piece>) -> Self {
+        match pieces.pop() {
+            Some(only) if pieces.is_empty() => Pieces::One(only),
+            last => Pieces::Striped(pieces.into_iter().chain(last).collect()),
+        }
+    }
+
+    pub(crate) fn as_slice(&self) -> &[Piece] {
+        match self {
+            Pieces::One(piece) => std::slice::from_ref(piece),
+            Pieces::Striped(pieces) => pieces,
+        }
+    }
+
+    /// Takes them out, to be freed.
+    pub(crate) fn into_vec(self) -> Vec<Piece> {
+        match self {
+            Pieces::One(piece) => vec![piece],
+            Pieces::Striped(pieces) => pieces.into_vec(),
+        }
+    }
+
+    /// Returns the path that has the byte at `offset` of what is stored.
+    pub(crate) fn path_at(&self, offset: u64) -> Option<PathId> {
+        let mut end = 0;
+        let holds = |piece: &&Piece| {
+            end += piece.bytes();
+            offset < end
+        };
+        self.as_slice().iter().find(holds).map(Piece::path)
+    }
+}
+
 impl DiskCopy {
     /// Returns whether some of it is on a path.
     pub(crate) fn is_on(&self, path: PathId) -> bool {
-        self.piece.path == path
+        self.pieces.as_slice().iter().any(|piece| piece.path == path)
     }
 }
 
@@ -70,5 +112,16 @@ mod tests {
         let piece = Piece::new(PathId(3), Extent::new(u64::MAX, 1 << 50, 5 * GRANULE));
         assert_eq!((piece.path(), piece.bytes()), (PathId(3), 5 * GRANULE));
         assert_eq!(piece.into_extent(), Extent::new(u64::MAX, 1 << 50, 5 * GRANULE));
+    }
+
+    #[test]
+    fn pieces_come_one_after_the_other() {
+        let piece =
+            |path, granules| Piece::new(PathId(path), Extent::new(0, 0, granules * GRANULE));
+        assert!(matches!(Pieces::new(vec![piece(1, 1)]), Pieces::One(_)));
+        let pieces = Pieces::new(vec![piece(5, 2), piece(3, 1)]);
+        let at = |granules| pieces.path_at(granules * GRANULE).map(|path| path.0);
+        assert_eq!([0, 1, 2, 3].map(at), [Some(5), Some(5), Some(3), None]);
+        assert_eq!(pieces.into_vec(), [piece(5, 2), piece(3, 1)]);
     }
 }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::{Checksums, Mismatch, Packed, Scratch, Undecodable};
+use super::{BLOCK_BYTES, Checksums, Mismatch, Packed, Scratch, Undecodable};
 
 /// The form in which a chunk is stored: its checksums, and how it is compressed. Clones are cheap.
 #[derive(Debug, Clone, Default)]
@@ -33,6 +33,15 @@ pub enum Bad {
     Code(Undecodable),
 }
 
+impl Bad {
+    /// Returns which block it is.
+    pub fn block(&self) -> u32 {
+        match self {
+            Bad::Sum(Mismatch { block, .. }) | Bad::Code(Undecodable { block }) => *block,
+        }
+    }
+}
+
 impl Form {
     /// Takes note of checksums (of the stored bytes) and of how they are compressed.
     pub fn new(sums: Option<Checksums>, packed: Option<Packed>) -> Self {
@@ -46,6 +55,12 @@ impl Form {
     /// Returns how many bytes are stored of a chunk of `bytes`.
     pub fn stored_bytes(&self, bytes: u64) -> u64 {
         self.packed().map_or(bytes, Packed::stored_bytes)
+    }
+
+    /// Returns where a block begins in the stored bytes.
+    pub fn stored_offset(&self, block: u32) -> u64 {
+        let raw = u64::from(block) * BLOCK_BYTES as u64;
+        self.packed().map_or(raw, |packed| packed.stored_offset(block))
     }
 
     /// Returns whether they are compressed.
@@ -100,7 +115,7 @@ mod tests {
     fn it_is_two_words_and_finds_what_changed() {
         assert_eq!(size_of::<Option<Form>>(), 16);
         let mut scratch = Scratch::default();
-        for len in [0, 1, 4096, super::super::BLOCK_BYTES + 1] {
+        for len in [0, 1, 4096, BLOCK_BYTES + 1] {
             let mut bytes = vec![3; len];
             let form = Form::new(Some(Checksums::of(&bytes)), None);
             assert_eq!(form.restore(&mut bytes, &mut scratch), Ok(()));

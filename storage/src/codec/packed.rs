@@ -164,6 +164,11 @@ impl Packed {
         self.lengths.iter().map(|len| u64::from(*len)).sum()
     }
 
+    /// Returns where a block begins in the stored bytes.
+    pub fn stored_offset(&self, block: u32) -> u64 {
+        self.lengths.iter().take(block as usize).map(|len| u64::from(*len)).sum()
+    }
+
     /// Returns the stored bytes of each block, given those of all; what is missing is cut off.
     pub fn parts<'a>(&self, stored: &'a [u8]) -> impl Iterator<Item = &'a [u8]> {
         self.lengths.iter().scan(stored, |left, len| {

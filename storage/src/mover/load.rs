@@ -6,7 +6,7 @@ use std::time::Instant;
 use crate::arena::{FrameMut, granules_up};
 use crate::catalog::{ChunkRef, FrameSlot};
 use crate::codec::Form;
-use crate::error::{Errno, Error, Result};
+use crate::error::{Error, Result};
 use crate::id::{Class, PathId, Version};
 use crate::path::{Condition, TransferError};
 use crate::residency::{After, Host, Prefetch};
@@ -15,7 +15,7 @@ use crate::units::Bytes;
 
 use super::room::{Frame, Need};
 use super::state::Mover;
-use super::transfers::{Read, Transfer, TransferId};
+use super::transfers::{Answered, Load, Part, TransferId};
 use super::want::{Demand, Hint, Want};
 use super::worker::Job;
 use super::{Loading, Msg};
@@ -161,7 +161,7 @@ impl Mover {
         cell.framed(Instant::now());
         let awaited = class == Class::Prefetch && cell.is_unwaited();
         cell.set_awaited(awaited);
-        let Some(disk) = &cell.disk else {
+        if cell.disk.is_none() {
             debug_assert_eq!(cell.residency.newest, Version(0));
             cell.set_frame(FrameSlot::Out);
             drop(cell);
@@ -170,45 +170,49 @@ impl Mover {
             let _ = self.workers.send(Job::Zero { chunk, frame });
             return;
         };
-        let path = disk.piece.path();
         drop(cell);
         counters.loads.add(1);
         counters.load_bytes.add(chunk.bytes());
-        self.read(Read { chunk, path, class, failed: 0 }, frame);
+        self.read(chunk, frame, class, 0);
     }
 
-    /// Has a path fill a frame with the chunk's stored bytes.
-    fn read(&mut self, read: Read, frame: FrameMut) {
-        let (chunk, path, class) = (read.chunk.clone(), read.path, read.class);
+    /// Has the paths fill a frame with the chunk's stored bytes, which failed so often before.
+    fn read(&mut self, chunk: ChunkRef, frame: FrameMut, class: Class, failed: u32) {
         let (guard, into) = frame.fill_from_outside();
         let mut cell = chunk.cell.lock();
         cell.set_frame(FrameSlot::Filling(guard));
-        let copy = cell.disk.as_ref();
-        let copy = copy.map(|d| (d.piece.extent(), d.form.stored_bytes(chunk.bytes())));
+        let pieces = cell.disk.as_ref().map_or(&[][..], |disk| disk.pieces.as_slice());
+        let extents: Vec<_> = pieces.iter().map(|piece| (piece.path(), piece.extent())).collect();
+        let stored_bytes = cell.disk.as_ref().map_or(0, |d| d.form.stored_bytes(chunk.bytes()));
         drop(cell);
-        let transfer = self.transfers.add(Transfer::Read(read));
-        let handle = self.handle.clone();
-        let done = Box::new(move |result| handle.send(Msg::Read { transfer, result }));
-        let Some((extent, stored_bytes)) = copy else {
-            debug_assert!(false, "a chunk to be read has no copy on a path");
-            drop(into);
-            return done(Err(TransferError { errno: Errno(libc::ENODATA), offset: 0 }));
-        };
+        debug_assert!(!extents.is_empty(), "a chunk to be read has no copy on a path");
+        let left = extents.len();
+        self.transfers.begin_load(Load { chunk: chunk.clone(), class, failed, left, error: None });
         // What is stored compressed is decompressed from here, in place.
-        let into = into.split_at(granules_up(stored_bytes) as usize).0;
-        self.path(path).read(&extent, 0, into, class, done);
+        let mut rest = into.split_at(granules_up(stored_bytes) as usize).0;
+        for (path, extent) in extents {
+            let (into, after) = rest.split_at(extent.bytes() as usize);
+            rest = after;
+            let (named, chunk) = (extent.alias(), chunk.clone());
+            let transfer = self.transfers.add(Part::Read { chunk, path, extent });
+            let handle = self.handle.clone();
+            let done = Box::new(move |result| handle.send(Msg::Read { transfer, result }));
+            self.path(path).read(&named, 0, into, class, done);
+        }
     }
 
-    /// A path answered a read: check the bytes, try again, or tell who waits what went wrong.
+    /// A path answered a read. After the last part of a chunk: check the bytes, try again, or tell who
+    /// waits what went wrong.
     pub(super) fn read_done(
         &mut self,
         id: TransferId,
         result: std::result::Result<(), TransferError>,
     ) {
-        let Some(Transfer::Read(read)) = self.transfers.take(id) else {
-            return self.answered_late(id);
+        let Load { chunk, class, failed, error, .. } = match self.transfers.read(id, result) {
+            Answered::Whole(load) => load,
+            Answered::Part => return,
+            Answered::Late => return self.answered_late(id),
         };
-        let Read { chunk, path, class, failed } = read;
         let mut cell = chunk.cell.lock();
         let form = cell.disk.as_ref().map(|disk| disk.form.clone());
         let slot = cell.take_frame(FrameSlot::Out);
@@ -217,25 +221,25 @@ impl Mover {
             FrameSlot::Filling(guard) => guard.try_finish().ok(),
             _ => None,
         };
-        match (result, frame, form.filter(Form::is_work)) {
-            (Ok(()), Some(frame), Some(form)) => {
-                let _ = self.workers.send(Job::Verify { chunk, frame, form, path });
+        match (error, frame, form.filter(Form::is_work)) {
+            (None, Some(frame), Some(form)) => {
+                let _ = self.workers.send(Job::Verify { chunk, frame, form });
             }
-            (Ok(()), Some(frame), None) => self.filled(&chunk, Ok(frame)),
-            (Err(error), Some(frame), _)
+            (None, Some(frame), None) => self.filled(&chunk, Ok(frame)),
+            (Some((path, error)), Some(frame), _)
                 if failed < RETRIES && self.may_pass(&chunk, path, error) =>
             {
                 self.handle.shared.counters.retried.add(1);
-                self.read(Read { chunk, path, class, failed: failed + 1 }, frame);
+                self.read(chunk, frame, class, failed + 1);
             }
-            (Err(error), frame, _) => {
+            (Some((path, error)), frame, _) => {
                 // Whoever is told may count on its memory being free.
                 drop(frame);
                 let error = self.read_error(&chunk, path, error);
                 self.filled(&chunk, Err(error));
             }
             // A path that answers before it let go of the memory broke its contract.
-            (Ok(()), None, _) => {
+            (None, None, _) => {
                 debug_assert!(false, "a read was answered with its slices still held");
                 self.filled(&chunk, Err(Error::Closed));
             }

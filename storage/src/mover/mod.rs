@@ -37,6 +37,7 @@ use crate::evict::EvictionPolicy;
 use crate::id::{PathId, ScheduleId};
 use crate::metrics::Counters;
 use crate::path::{CloseError, PathEvent, PathSet, PathStore, TransferError};
+use crate::placement::Placement;
 use crate::sync::{AtomicBool, AtomicU64, Ordering};
 use crate::ticket::Completer;
 
@@ -121,6 +122,7 @@ pub(crate) struct Shared {
     pub(crate) counters: Counters,
     pub(crate) clock: Clock,
     pub(crate) paths: PathSet,
+    pub(crate) placement: Placement,
     pub(crate) checksums: bool,
     pub(crate) compression: Compression,
     /// Memory set aside for the stored bytes of compressed chunks.
@@ -183,27 +185,37 @@ impl Handle {
     }
 }
 
+/// What a mover works with.
+pub(crate) struct Settings {
+    pub(crate) arena: Arena,
+    pub(crate) paths: Vec<Arc<dyn PathStore>>,
+    pub(crate) placement: Placement,
+    pub(crate) checksums: bool,
+    pub(crate) compression: Compression,
+    /// Memory set aside for the stored bytes of compressed chunks.
+    pub(crate) packing: Option<Arena>,
+    pub(crate) policy: Box<dyn EvictionPolicy>,
+    /// How long a demand waits when only leases hold memory.
+    pub(crate) patience: Duration,
+    pub(crate) clock: Clock,
+}
+
 /// Starts the mover's thread.
 ///
 /// # Errors
 /// [`Error::System`] when the system refuses a thread.
-pub(crate) fn start(
-    arena: Arena,
-    paths: Vec<Arc<dyn PathStore>>,
-    checksums: bool,
-    (compression, packing): (Compression, Option<Arena>),
-    policy: Box<dyn EvictionPolicy>,
-    patience: Duration,
-) -> Result<(Handle, JoinHandle<()>)> {
+pub(crate) fn start(settings: Settings) -> Result<(Handle, JoinHandle<()>)> {
     let (inbox, messages) = crossbeam_channel::unbounded();
+    let Settings { policy, patience, .. } = settings;
     let shared = Arc::new(Shared {
-        arena,
+        arena: settings.arena,
         counters: Counters::default(),
-        clock: Clock::system(),
-        paths: PathSet::new(paths),
-        checksums,
-        compression,
-        packing,
+        clock: settings.clock,
+        paths: PathSet::new(settings.paths),
+        placement: settings.placement,
+        checksums: settings.checksums,
+        compression: settings.compression,
+        packing: settings.packing,
         quarantined_bytes: AtomicU64::new(0),
         leases: AtomicU64::new(1),
         scheduled: AtomicBool::new(false),

@@ -10,9 +10,9 @@ use crate::sync::Ordering;
 use crate::units::Bytes;
 
 use super::state::Mover;
-use super::transfers::{Hung, Read, Transfer, TransferId};
+use super::transfers::{Drain, Hung, Load, Part, TransferId};
 use super::want::{Demand, Want};
-use super::{Loading, Msg, Sealed};
+use super::{Loading, Msg};
 
 impl Mover {
     /// Hears of a path from now on.
@@ -32,12 +32,11 @@ impl Mover {
         tracing::warn!(path = %store.capabilities().dir.display(), "a path does not answer");
         // It may answer again by now; what it has is as good as any to be tried again then.
         self.health[path.index()].hung = matches!(store.condition(), Condition::Hung { .. });
-        for (id, transfer) in self.transfers.take_all(path) {
-            self.handle.shared.counters.hung.add(1);
-            match transfer {
-                Transfer::Read(read) => self.read_hung(id, &read),
-                Transfer::Write { sealed, piece } => self.write_hung(id, sealed, piece),
-            }
+        for (load, parts) in self.transfers.take_loads(path) {
+            self.read_hung(load, parts, path);
+        }
+        for (drain, parts) in self.transfers.take_drains(path) {
+            self.write_hung(drain, parts, path);
         }
         self.refuse_demands();
         self.count_quarantine();
@@ -51,35 +50,52 @@ impl Mover {
         self.no_space = None;
     }
 
-    fn read_hung(&mut self, id: TransferId, read: &Read) {
-        let Read { chunk, path, .. } = read;
-        let mut cell = chunk.cell.lock();
-        let extent = cell.disk.as_ref().map(|disk| disk.piece.extent());
-        let slot = cell.take_frame(FrameSlot::Out);
-        drop(cell);
-        if let (FrameSlot::Filling(guard), Some(extent)) = (slot, extent) {
-            let bytes = granules_up(chunk.bytes().max(1));
-            let hung = Hung::Read { path: *path, extent, _memory: guard, bytes };
-            self.transfers.set_apart(id, hung);
+    /// A path hangs that has a part of a chunk to read: all its parts are set apart.
+    fn read_hung(&mut self, load: Load, parts: Vec<(TransferId, Part)>, hung: PathId) {
+        let chunk = load.chunk;
+        let slot = chunk.cell.lock().take_frame(FrameSlot::Out);
+        // Its memory comes back when the last part is answered: each has a hold on it.
+        drop(slot);
+        let mut bytes = granules_up(chunk.bytes().max(1));
+        for (id, part) in parts {
+            let Part::Read { path, extent, .. } = part else { continue };
+            // Of parts that share a frame, one on the path that hangs keeps it.
+            let bytes = if path == hung { std::mem::take(&mut bytes) } else { 0 };
+            self.transfers.set_apart(id, Hung::Read { path, extent, bytes });
+            self.handle.shared.counters.hung.add((path == hung).into());
         }
-        let error = self.hung_error("read", chunk, *path);
-        self.filled(chunk, Err(error));
+        let error = self.hung_error("read", &chunk, hung);
+        self.filled(&chunk, Err(error));
     }
 
-    fn write_hung(&mut self, id: TransferId, mut sealed: Sealed, piece: Piece) {
+    /// A path hangs that has a part of a chunk to write: all its parts are set apart, and the chunk is
+    /// placed anew.
+    fn write_hung(&mut self, drain: Drain, parts: Vec<(TransferId, Part)>, hung: PathId) {
         self.writing -= 1;
-        let path = piece.path();
+        let Drain { mut sealed, done, .. } = drain;
+        done.into_iter().for_each(|(_, piece)| self.free_piece(piece));
         if let Some(frame) = sealed.frame_to_write() {
             let pins = sealed.packed.is_none().then(|| sealed.chunk.clone());
+            let dir = self.path(hung).capabilities().dir.clone();
+            let mut bytes = frame.memory_bytes();
+            for (id, part) in parts {
+                let Part::Write { piece, .. } = part else { continue };
+                if let Some(chunk) = &pins {
+                    chunk.cell.lock().pin(&dir);
+                }
+                let is_hung = piece.path() == hung;
+                let bytes = if is_hung { std::mem::take(&mut bytes) } else { 0 };
+                let (frame, pins) = (frame.clone(), pins.clone());
+                self.transfers.set_apart(id, Hung::Write { piece, frame, bytes, pins });
+                self.handle.shared.counters.hung.add(is_hung.into());
+            }
             if let Some(chunk) = &pins {
-                chunk.cell.lock().pin(&self.path(path).capabilities().dir);
                 self.uncount_coming(chunk);
             }
             // Its memory does not come back when the chunk is written.
             self.coming_bytes -= std::mem::take(&mut sealed.held_bytes);
-            self.transfers.set_apart(id, Hung::Write { piece, frame, pins });
         }
-        sealed.tried.push((path, Errno(libc::ETIMEDOUT)));
+        sealed.tried.push((hung, Errno(libc::ETIMEDOUT)));
         self.handle.shared.counters.replaced.add(1);
         self.sealed.push_back(sealed);
     }
@@ -88,7 +104,7 @@ impl Mover {
     pub(super) fn answered_late(&mut self, id: TransferId) {
         let Some((hung, free)) = self.transfers.answered_late(id) else { return };
         free.into_iter().for_each(|piece| self.free_piece(piece));
-        if let Hung::Write { piece, frame, pins } = hung {
+        if let Hung::Write { piece, frame, pins, .. } = hung {
             if let Some(chunk) = pins {
                 let mut cell = chunk.cell.lock();
                 // The chunk may have left that frame and be in another by now.
@@ -130,10 +146,11 @@ impl Mover {
         }
     }
 
-    /// Returns the path of a chunk's copy if it does not answer.
+    /// Returns a path that has some of a chunk's copy and does not answer.
     pub(super) fn on_hung_path(&self, chunk: &ChunkRef) -> Option<PathId> {
-        let path = chunk.cell.lock().disk.as_ref()?.piece.path();
-        self.health[path.index()].hung.then_some(path)
+        let cell = chunk.cell.lock();
+        let mut paths = cell.disk.as_ref()?.pieces.as_slice().iter().map(Piece::path);
+        paths.find(|path| self.health[path.index()].hung)
     }
 
     pub(super) fn hung_error(

@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::evict::EvictionPolicy;
 use crate::id::{ChunkId, Class, PathId};
 use crate::path::{CloseError, PathStore};
-use crate::placement::Whole;
+use crate::placement::Placer;
 use crate::ticket::Completer;
 
 use super::health::Health;
@@ -59,7 +59,7 @@ pub(super) struct Mover {
     pub(super) victims: Vec<Victim>,
     /// The class of the want they may make room for.
     pub(super) victims_for: Class,
-    pub(super) placement: Whole,
+    pub(super) placer: Placer,
     pub(super) health: Vec<Health>,
     /// Why the last chunk could be written nowhere.
     pub(super) no_space: Option<Error>,
@@ -99,7 +99,7 @@ impl Mover {
         policy: Box<dyn EvictionPolicy>,
         patience: Duration,
     ) -> Self {
-        let paths = handle.shared.paths.len();
+        let (placement, paths) = (handle.shared.placement, handle.shared.paths.len());
         let mut mover = Mover {
             handle,
             messages,
@@ -123,7 +123,7 @@ impl Mover {
             coming_bytes: 0,
             victims: Vec::new(),
             victims_for: Class::Demand,
-            placement: Whole::new(paths),
+            placer: Placer::new(placement, paths),
             health: vec![Health::default(); paths],
             no_space: None,
             settles: Vec::new(),
@@ -142,7 +142,7 @@ impl Mover {
     /// A path joins.
     pub(super) fn add_path(&mut self, store: Arc<dyn PathStore>, takes_writes: bool) -> PathId {
         self.health.push(Health { retired: !takes_writes, ..Health::default() });
-        self.placement.add_path();
+        self.placer.add_path();
         if takes_writes {
             self.no_space = None;
         }

@@ -7,7 +7,6 @@ use crate::arena::{FrameMut, FrameRef};
 use crate::catalog::ChunkRef;
 use crate::codec::{Bad, Checksums, Encoding, Form, Mismatch, Packed, Scratch, Trial, Undecodable};
 use crate::error::{Error, Result};
-use crate::id::PathId;
 
 use super::{Handle, Msg, Sealed, refuse_thread};
 
@@ -20,7 +19,7 @@ pub(super) enum Job {
     /// Take the checksums of a chunk to be written, compressed into a frame if there is one.
     Seal { sealed: Sealed, frame: FrameRef, into: Option<(FrameMut, Encoding)> },
     /// Make a loaded frame the chunk that was written.
-    Verify { chunk: ChunkRef, frame: FrameMut, form: Form, path: PathId },
+    Verify { chunk: ChunkRef, frame: FrameMut, form: Form },
     /// Make a chunk that was never written.
     Zero { chunk: ChunkRef, frame: FrameMut },
 }
@@ -62,10 +61,10 @@ fn run(job: Job, handle: &Handle, scratch: &mut Scratch) -> Msg {
             frame.fill(0);
             Msg::Filled { chunk, result: Ok(frame) }
         }
-        Job::Verify { chunk, mut frame, form, path } => {
+        Job::Verify { chunk, mut frame, form } => {
             let result = match form.restore(&mut frame, scratch) {
                 Ok(()) => Ok(frame),
-                Err(bad) => Err(corrupt(handle, &chunk, path, &bad)),
+                Err(bad) => Err(corrupt(handle, &chunk, &form, &bad)),
             };
             Msg::Filled { chunk, result }
         }
@@ -94,8 +93,11 @@ fn seal(mut sealed: Sealed, frame: &FrameRef, checksums: bool) -> Sealed {
     sealed
 }
 
-fn corrupt(handle: &Handle, chunk: &ChunkRef, path: PathId, bad: &Bad) -> Error {
-    let path = handle.shared.paths.get(path).capabilities().dir.clone();
+fn corrupt(handle: &Handle, chunk: &ChunkRef, form: &Form, bad: &Bad) -> Error {
+    let offset = form.stored_offset(bad.block());
+    let path = chunk.cell.lock().disk.as_ref().and_then(|disk| disk.pieces.path_at(offset));
+    let dir = |path| handle.shared.paths.get(path).capabilities().dir.clone();
+    let path = path.map(dir).unwrap_or_default();
     let (key, chunk) = (chunk.key_text(), chunk.index());
     match bad {
         Bad::Sum(Mismatch { block, expected, actual }) => {

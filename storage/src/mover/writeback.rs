@@ -4,18 +4,18 @@
 use std::time::Instant;
 
 use crate::arena::granules_up;
-use crate::catalog::{ChunkRef, DiskCopy, FrameSlot, Piece};
+use crate::catalog::{ChunkRef, DiskCopy, FrameSlot, Piece, Pieces};
 use crate::codec::Form;
 use crate::error::{Errno, Error};
 use crate::id::{Class, PathId};
-use crate::path::{Condition, Extent, Member};
-use crate::placement::{Candidate, Choice};
-use crate::residency::{After, Drain, Leaving};
+use crate::path::{Condition, Member};
+use crate::placement::{self, Candidate, Choice};
+use crate::residency::{self, After, Leaving};
 use crate::units::Bytes;
 
 use super::health::{Health, full};
 use super::state::Mover;
-use super::transfers::{Transfer, TransferId};
+use super::transfers::{Answered, Drain, Part, TransferId};
 use super::{Msg, Sealed};
 
 /// Bytes a path may have waiting to be written before its next chunk is placed elsewhere or later:
@@ -52,10 +52,10 @@ impl Mover {
             (residency.drain, residency.leaving)
         };
         // An earlier turn in the queue served this decision already.
-        if matches!(drain, Drain::Active) {
+        if matches!(drain, residency::Drain::Active) {
             return;
         }
-        if drain == Drain::Queued && leaving != Leaving::No {
+        if drain == residency::Drain::Queued && leaving != Leaving::No {
             self.count_coming(chunk);
         }
         // One taken back and decided again while it was still in the queue keeps its old turn.
@@ -120,10 +120,10 @@ impl Mover {
             }
             let candidates = self.candidates(&sealed);
             let bytes = sealed.stored_bytes();
-            match self.placement.choose(&candidates, bytes) {
-                Choice::Path(path) => match self.path(path).reserve(bytes) {
-                    Ok(extent) => self.write(sealed, path, extent),
-                    Err(errno) => {
+            match self.placer.choose(&candidates, bytes) {
+                Choice::Parts(parts) => match self.reserve(&parts) {
+                    Ok(pieces) => self.write(sealed, pieces),
+                    Err((path, errno)) => {
                         self.refused(&mut sealed, path, errno);
                         self.sealed.push_front(sealed);
                     }
@@ -174,52 +174,93 @@ impl Mover {
         self.handle.shared.counters.replaced.add(1);
     }
 
-    fn write(&mut self, sealed: Sealed, path: PathId, extent: Extent) {
+    /// Takes space for all parts, or for none if one path refuses.
+    fn reserve(&mut self, parts: &[placement::Part]) -> Result<Vec<Piece>, (PathId, Errno)> {
+        let mut pieces = Vec::with_capacity(parts.len());
+        for placement::Part { path, bytes } in parts {
+            match self.path(*path).reserve(*bytes) {
+                Ok(extent) => pieces.push(Piece::new(*path, extent)),
+                Err(errno) => {
+                    pieces.into_iter().for_each(|piece| self.free_piece(piece));
+                    return Err((*path, errno));
+                }
+            }
+        }
+        Ok(pieces)
+    }
+
+    /// Has the paths write a chunk's stored bytes to these pieces.
+    fn write(&mut self, sealed: Sealed, pieces: Vec<Piece>) {
         let Some(frame) = sealed.frame_to_write() else {
             debug_assert!(false, "a draining chunk has no frame");
-            self.path(path).free(extent);
-            return;
+            return pieces.into_iter().for_each(|piece| self.free_piece(piece));
         };
         self.writing += 1;
-        let piece = Piece::new(path, extent);
-        let (handle, extent) = (self.handle.clone(), piece.extent());
-        let transfer = self.transfers.add(Transfer::Write { sealed, piece });
-        let done = Box::new(move |result| handle.send(Msg::Wrote { transfer, result }));
-        self.path(path).write(&extent, frame.whole(), Class::WriteBack, done);
+        let chunk = sealed.chunk.clone();
+        let (left, done, errors) = (pieces.len(), Vec::new(), Vec::new());
+        self.transfers.begin_drain(Drain { sealed, left, done, errors });
+        let mut rest = frame.whole();
+        for (index, piece) in pieces.into_iter().enumerate() {
+            let (from, after) = rest.split_at(piece.bytes() as usize);
+            rest = after;
+            let (path, extent, chunk) = (piece.path(), piece.extent(), chunk.clone());
+            let transfer = self.transfers.add(Part::Write { chunk, piece, index });
+            let handle = self.handle.clone();
+            let done = Box::new(move |result| handle.send(Msg::Wrote { transfer, result }));
+            self.path(path).write(&extent, from, Class::WriteBack, done);
+        }
     }
 
     /// A path answered a write.
     pub(super) fn wrote(&mut self, id: TransferId, result: Result<(), Errno>) {
-        let Some(Transfer::Write { mut sealed, piece }) = self.transfers.take(id) else {
-            return self.answered_late(id);
-        };
-        self.writing -= 1;
-        let path = piece.path();
-        if let Err(errno) = result {
+        let (answered, unused) = self.transfers.wrote(id, result);
+        if let Some(piece) = unused {
             self.free_piece(piece);
-            self.refused(&mut sealed, path, errno);
-            self.sealed.push_front(sealed);
-            return;
         }
-        let stored = piece.bytes();
+        match answered {
+            Answered::Whole(drain) if drain.errors.is_empty() => self.written(drain),
+            Answered::Whole(drain) => self.not_written(drain),
+            Answered::Part => {}
+            Answered::Late => self.answered_late(id),
+        }
+    }
+
+    /// A path refused a part of a chunk, or all of it: it is placed anew, as a whole.
+    fn not_written(&mut self, drain: Drain) {
+        self.writing -= 1;
+        let Drain { mut sealed, done, errors, .. } = drain;
+        done.into_iter().for_each(|(_, piece)| self.free_piece(piece));
+        for (path, errno) in errors {
+            self.refused(&mut sealed, path, errno);
+        }
+        self.sealed.push_front(sealed);
+    }
+
+    /// The paths have accepted a chunk for good.
+    fn written(&mut self, drain: Drain) {
+        self.writing -= 1;
+        let Drain { mut sealed, mut done, .. } = drain;
+        done.sort_unstable_by_key(|(index, _)| *index);
+        let pieces: Vec<_> = done.into_iter().map(|(_, piece)| piece).collect();
+        for piece in &pieces {
+            self.health[piece.path().index()].refused = None;
+        }
+        self.no_space = None;
         let packed = self.drop_packed(&mut sealed);
-        let is_packed = packed.is_some();
         let Sealed { chunk, sums, .. } = sealed;
-        let copy = DiskCopy { piece, form: Form::new(sums, packed) };
+        let counters = &self.handle.shared.counters;
+        counters.written.add(1);
+        counters.written_bytes.add(chunk.bytes());
+        counters.stored_bytes.add(pieces.iter().map(Piece::bytes).sum());
+        counters.packed.add(packed.is_some().into());
+        let copy = DiskCopy { pieces: Pieces::new(pieces), form: Form::new(sums, packed) };
         let mut cell = chunk.cell.lock();
         let old = cell.disk.replace(copy);
         let after = cell.residency.drained(true);
         let gone = cell.residency.deleted;
         drop(cell);
-        self.health[path.index()].refused = None;
-        self.no_space = None;
-        let counters = &self.handle.shared.counters;
-        counters.written.add(1);
-        counters.written_bytes.add(chunk.bytes());
-        counters.stored_bytes.add(stored);
-        counters.packed.add(is_packed.into());
         if let Some(old) = old {
-            self.free_piece(old.piece);
+            self.free_copy(old);
         }
         self.drained(&chunk, after, None);
         if gone {
@@ -287,6 +328,11 @@ impl Mover {
         self.handle.wake(chunk, woken, load);
     }
 
+    /// Gives the space of a copy back.
+    fn free_copy(&mut self, copy: DiskCopy) {
+        copy.pieces.into_vec().into_iter().for_each(|piece| self.free_piece(piece));
+    }
+
     /// Gives space on a path back, now or when nothing that hangs reads it any more.
     pub(super) fn free_piece(&mut self, piece: Piece) {
         let Some(piece) = self.transfers.give_back(piece) else { return };
@@ -298,7 +344,7 @@ impl Mover {
     /// The object was unlinked: its memory and space go as soon as nobody uses them.
     pub(super) fn delete(&mut self, chunk: &ChunkRef) {
         let mut cell = chunk.cell.lock();
-        let called_off = cell.residency.drain == Drain::Queued;
+        let called_off = cell.residency.drain == residency::Drain::Queued;
         let after = cell.residency.delete();
         let dropped = cell.drop_frame(after);
         // A read under way ends before its extent is given back.
@@ -319,7 +365,7 @@ impl Mover {
             self.forget(chunk);
         }
         if let Some(disk) = disk {
-            self.free_piece(disk.piece);
+            self.free_copy(disk);
         }
         self.handle.wake(chunk, woken, false);
     }

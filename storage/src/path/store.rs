@@ -27,6 +27,11 @@ impl Extent {
         Extent { place, offset, bytes }
     }
 
+    /// Returns the same extent once more, to name it in a transfer; not to be freed.
+    pub(crate) fn alias(&self) -> Self {
+        Extent { ..*self }
+    }
+
     /// Returns which place (for files: which segment) it lies in.
     pub fn place(&self) -> u64 {
         self.place

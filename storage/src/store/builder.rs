@@ -13,13 +13,14 @@ use crate::evict::{EvictionPolicy, FurthestUse};
 use crate::io::EngineChoice;
 use crate::mover;
 use crate::path::{FilePathStore, Path, PathStore};
+use crate::placement::Placement;
 use crate::sync::{AtomicBool, AtomicU64, Mutex};
 use crate::units::Bytes;
 
 use super::{Inner, Store};
 
 /// The settings of a store and their defaults: 1 GiB of host memory, chunks of 16 MiB, checksums on,
-/// no compression, the engine chosen per path, victims by furthest declared use. At least one path must be given.
+/// no compression, whole chunks, the engine chosen per path, victims by furthest declared use. At least one path must be given.
 #[derive(Debug)]
 pub struct StoreBuilder {
     host_budget: u64,
@@ -27,6 +28,7 @@ pub struct StoreBuilder {
     paths: Vec<Path>,
     stores: Vec<Arc<dyn PathStore>>,
     engine: EngineChoice,
+    placement: Placement,
     checksums: bool,
     compression: Compression,
     packing_bytes: u64,
@@ -42,6 +44,7 @@ impl Default for StoreBuilder {
             paths: Vec::new(),
             stores: Vec::new(),
             engine: EngineChoice::Auto,
+            placement: Placement::Whole,
             checksums: true,
             compression: Compression::Off,
             packing_bytes: 0,
@@ -84,6 +87,13 @@ impl StoreBuilder {
     #[must_use]
     pub fn engine(mut self, engine: EngineChoice) -> Self {
         self.engine = engine;
+        self
+    }
+
+    /// Sets how chunks are spread over the paths.
+    #[must_use]
+    pub fn placement(mut self, placement: Placement) -> Self {
+        self.placement = placement;
         self
     }
 
@@ -147,14 +157,17 @@ impl StoreBuilder {
         }
         paths.extend(self.stores);
         let (notes, catalog) = (notes(&paths), Catalog::new(arena.clone()));
-        let (handle, thread) = mover::start(
+        let (handle, thread) = mover::start(mover::Settings {
             arena,
             paths,
-            self.checksums,
-            (self.compression, packing),
-            self.eviction,
-            self.wait_for_leases,
-        )?;
+            placement: self.placement,
+            checksums: self.checksums,
+            compression: self.compression,
+            packing,
+            policy: self.eviction,
+            patience: self.wait_for_leases,
+            clock,
+        })?;
         Ok(Store(Arc::new(Inner {
             handle,
             catalog: Mutex::new(catalog),

@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::codec::Compression;
 use crate::path::{Capabilities, Condition, Member, PathProfile};
-use crate::placement::{Candidate, shares};
+use crate::placement::{Candidate, Placement, shares};
 use crate::units::{Bytes, BytesPerSecond};
 
 use super::Store;
@@ -15,6 +15,8 @@ use super::Store;
 pub struct Explanation {
     /// The strict budget of host memory, in bytes.
     pub host_budget: u64,
+    /// How chunks are spread over the paths.
+    pub placement: Placement,
     /// Whether blocks have checksums.
     pub checksums: bool,
     /// What is compressed on its way to a path.
@@ -64,6 +66,7 @@ impl Store {
         Explanation {
             host_budget: shared.arena.usage().budget + packing_bytes,
             packing_bytes,
+            placement: shared.placement,
             checksums: shared.checksums,
             compression: shared.compression,
             paths: paths.collect(),
@@ -76,7 +79,11 @@ impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let checksums = if self.checksums { "on" } else { "off" };
         let (budget, compression) = (Bytes(self.host_budget), self.compression);
-        write!(f, "host budget {budget}, checksums {checksums}, compression {compression}")?;
+        let placement = self.placement;
+        write!(
+            f,
+            "host budget {budget}, {placement}, checksums {checksums}, compression {compression}"
+        )?;
         if self.packing_bytes > 0 {
             write!(f, ", {} of the budget set aside for it", Bytes(self.packing_bytes))?;
         }

@@ -28,6 +28,7 @@ use ahead::Ahead;
 
 pub use crate::catalog::{Key, Waits};
 pub use crate::codec::Compression;
+pub use crate::placement::Placement;
 pub use builder::StoreBuilder;
 pub use explain::{Explanation, PathExplanation};
 pub use lease::{LeaseTicket, ReadLease, WriteLease};

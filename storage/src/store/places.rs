@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::catalog::{ChunkRef, DiskCopy, Key, Object, Piece};
+use crate::catalog::{ChunkRef, DiskCopy, Key, Object, Piece, Pieces};
 use crate::clock::Clock;
 use crate::codec::Form;
 use crate::error::{Error, Result};
@@ -182,7 +182,8 @@ impl Store {
                 let mut cell = chunk.cell.lock();
                 cell.residency.stored_already(Version(1));
                 let piece = Piece::new(path, AdoptedFile::extent(offset, chunk.bytes()));
-                cell.disk = Some(DiskCopy { piece, form: Form::default() });
+                let pieces = Pieces::new(vec![piece]);
+                cell.disk = Some(DiskCopy { pieces, form: Form::default() });
             }
             objects.push(object);
         }
