@@ -45,6 +45,13 @@ impl DeviceBuffer {
     }
 }
 
+impl Default for DeviceBuffer {
+    /// Returns a buffer of no bytes on no device; every copy from or to it is refused.
+    fn default() -> Self {
+        DeviceBuffer { device: DeviceId(u16::MAX), bytes: 0, memory: Arc::new(()) }
+    }
+}
+
 impl fmt::Debug for DeviceBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "DeviceBuffer({} bytes on device {})", self.bytes, self.device)

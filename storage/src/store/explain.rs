@@ -7,7 +7,7 @@ use crate::path::{Capabilities, Member, PathProfile};
 use crate::placement::{Candidate, shares};
 use crate::units::{Bytes, BytesPerSecond};
 
-use super::Store;
+use super::{DeviceUse, Store};
 
 /// The effective settings of an open store. Its `Display` is for people, one line per fact.
 #[derive(Debug, Clone)]
@@ -25,6 +25,8 @@ pub struct Explanation {
     pub paths: Vec<PathExplanation>,
     /// What a user should know about the paths taken together.
     pub notes: Vec<String>,
+    /// Each device that is attached.
+    pub devices: Vec<DeviceUse>,
 }
 
 /// What was chosen for one path.
@@ -65,6 +67,7 @@ impl Store {
             compression: shared.compression,
             paths: paths.collect(),
             notes: self.0.notes.clone(),
+            devices: self.devices(),
         }
     }
 }
@@ -96,6 +99,14 @@ impl fmt::Display for Explanation {
             let PathProfile { read_bps, write_bps, sharing } = path.profile;
             let (read, write) = (BytesPerSecond(read_bps), BytesPerSecond(write_bps));
             writeln!(f, "  speed: read {read}, write {write}, sharing {sharing:.2}")?;
+        }
+        for device in &self.devices {
+            let (used, budget) = (Bytes(device.in_use), Bytes(device.budget));
+            writeln!(
+                f,
+                "device {} ({}): budget {budget}, {used} in use",
+                device.device, device.name
+            )?;
         }
         self.notes.iter().try_for_each(|note| writeln!(f, "note: {note}"))
     }
