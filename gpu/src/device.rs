@@ -18,7 +18,8 @@ pub struct Memory {
     pub free_bytes: u64,
 }
 
-/// Host memory that a copy reads. It is shared until the copy is done, so it cannot change.
+/// Host memory that a copy reads. It is shared until the copy is done, so it cannot change; when its
+/// event is done the copy has let go of it.
 pub type HostSource = Arc<dyn AsRef<[u8]> + Send + Sync>;
 
 /// Host memory that a copy fills. The copy owns it until it is done and then gives it back.
@@ -41,6 +42,13 @@ impl DeviceBuffer {
     /// Returns the device it is on.
     pub fn device(&self) -> DeviceId {
         self.device
+    }
+}
+
+impl Default for DeviceBuffer {
+    /// Returns a buffer of no bytes on no device; every copy from or to it is refused.
+    fn default() -> Self {
+        DeviceBuffer { device: DeviceId(u16::MAX), bytes: 0, memory: Arc::new(()) }
     }
 }
 
@@ -114,16 +122,17 @@ pub trait Device: fmt::Debug + Send + Sync {
     /// [`Error::Stream`].
     fn open_stream(&self) -> Result<Stream>;
 
-    /// Queues a copy of `from[range]` to `to` at `offset`, and returns the event of its end.
+    /// Queues a copy of `from[range]` to `to` at `offset`, and returns the event of its end. Who has
+    /// only a shared buffer cannot change it.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`], [`Error::Foreign`], [`Error::StreamLost`].
+    /// [`Error::OutOfRange`], [`Error::Foreign`], [`Error::StreamLost`]; nothing is copied then.
     fn copy_in(
         &self,
         stream: &Stream,
         from: HostSource,
         range: Range<usize>,
-        to: &DeviceBuffer,
+        to: &mut DeviceBuffer,
         offset: u64,
     ) -> Result<Event>;
 

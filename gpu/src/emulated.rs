@@ -143,7 +143,7 @@ impl Device for Emulated {
         stream: &Stream,
         from: HostSource,
         range: Range<usize>,
-        to: &DeviceBuffer,
+        to: &mut DeviceBuffer,
         offset: u64,
     ) -> Result<Event> {
         let memory = self.allocation(to)?;
@@ -185,6 +185,7 @@ fn run(queue: &Receiver<Queued>) {
             Work::In { from, range, to, at } => {
                 let target = &mut to.bytes.lock()[at..at + range.len()];
                 target.copy_from_slice(&(*from).as_ref()[range]);
+                drop(from);
             }
             Work::Out { from, at, mut into, back } => {
                 let target = (*into).as_mut();
@@ -229,9 +230,9 @@ mod tests {
         let lateness = Duration::from_millis(200);
         let late = Emulated::new(Options { memory_bytes: 4096, lateness });
         let prompt = Emulated::new(Options { memory_bytes: 4096, lateness: Duration::ZERO });
-        let buffer = late.allocate(4).unwrap();
+        let mut buffer = late.allocate(4).unwrap();
         let (writer, reader) = (late.open_stream().unwrap(), prompt.open_stream().unwrap());
-        let written = late.copy_in(&writer, Arc::new([7u8; 4]), 0..4, &buffer, 0).unwrap();
+        let written = late.copy_in(&writer, Arc::new([7u8; 4]), 0..4, &mut buffer, 0).unwrap();
         let early = prompt.copy_out(&reader, &buffer, 0, Box::new(vec![0u8; 4])).unwrap();
         assert_eq!((*early.wait().unwrap()).as_mut(), [UNDEFINED; 4]);
         prompt.stream_wait(&reader, &written).unwrap();

@@ -1,9 +1,11 @@
 //! The one error type of the storage crate: what was attempted, on what, what the system said,
 //! whether anything was lost, and what to do.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::id::Tier;
 use crate::units::Bytes;
 
 /// A result whose error is [`Error`].
@@ -154,13 +156,15 @@ pub enum Error {
         /// Every path that was tried and what it said.
         tried: Vec<String>,
     },
-    /// The host budget cannot hold what is asked for while the caller's own leases hold the rest.
+    /// A tier's budget cannot hold what is asked for while the caller's own leases hold the rest.
     #[error(
-        "the host budget of {budget} cannot take {needed} more: {free} free (largest run \
+        "the {tier} budget of {budget} cannot take {needed} more: {free} free (largest run \
          {largest_run}), held by {}; drop a lease or raise the budget",
         if holders.is_empty() { String::from("nothing that can be moved") } else { holders.join(", ") }
     )]
     BudgetExhausted {
+        /// The tier whose budget it is.
+        tier: Tier,
         /// The strict budget.
         budget: Bytes,
         /// What was asked for.
@@ -172,13 +176,43 @@ pub enum Error {
         /// Keys of the objects whose leases hold memory, and how much.
         holders: Vec<String>,
     },
-    /// The host budget can never hold one chunk.
-    #[error("the host budget of {budget} cannot hold one chunk of {needed}; use at least {needed}")]
+    /// A tier's budget can never hold one chunk.
+    #[error(
+        "the {tier} budget of {budget} cannot hold one chunk of {needed}; use at least {needed}"
+    )]
     BudgetTooSmall {
+        /// The tier whose budget it is.
+        tier: Tier,
         /// The strict budget.
         budget: Bytes,
         /// The smallest that would do.
         needed: Bytes,
+    },
+    /// A device failed or refused; what became of the chunk's bytes says `fate`.
+    #[error("device {device}: cannot {attempted} {key} (chunk {chunk}): {source}; {fate}")]
+    Device {
+        /// The device's name.
+        device: String,
+        /// What was tried.
+        attempted: &'static str,
+        /// The object's key.
+        key: String,
+        /// The chunk's index in its object.
+        chunk: u32,
+        /// What the device said.
+        source: Box<tensortier_gpu::Error>,
+        /// What became of the bytes.
+        fate: Fate,
+    },
+    /// A device cannot be attached; nothing was taken of it.
+    #[error("device {device}: cannot {attempted}: {source}")]
+    DeviceUnusable {
+        /// The device's name.
+        device: String,
+        /// What was tried.
+        attempted: &'static str,
+        /// What the device said.
+        source: Box<tensortier_gpu::Error>,
     },
     /// There is no object of this key.
     #[error("no object named {key}")]
@@ -227,6 +261,32 @@ pub enum Error {
     },
 }
 
+/// What became of a chunk's bytes when a device failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Fate {
+    /// The store has them as before.
+    Kept,
+    /// What was written on the device is lost; the store has the version before it.
+    WriteLost,
+    /// They are lost: no path had them, and in memory they were overwritten in part.
+    Lost,
+}
+
+impl fmt::Display for Fate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Fate::Kept => {
+                "nothing is lost, the store has its bytes; try again once the device works"
+            }
+            Fate::WriteLost => {
+                "what was written there is lost, the store has the version before it"
+            }
+            Fate::Lost => "its bytes are lost; delete the object and put it again",
+        })
+    }
+}
+
 /// The kinds a caller may want to tell apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -241,6 +301,8 @@ pub enum ErrorKind {
     Budget,
     /// The operating system or a path refused or failed.
     Io,
+    /// A device refused or failed.
+    Device,
     /// No path has room.
     NoSpace,
     /// Stored bytes are not what was written.
@@ -264,6 +326,7 @@ impl Error {
             Error::BudgetExhausted { .. } | Error::BudgetTooSmall { .. } => ErrorKind::Budget,
             Error::PathUnusable { .. } | Error::System { .. } => ErrorKind::Io,
             Error::Read { .. } | Error::PathHung { .. } => ErrorKind::Io,
+            Error::Device { .. } | Error::DeviceUnusable { .. } => ErrorKind::Device,
             Error::NoSpace { .. } => ErrorKind::NoSpace,
             Error::Corrupt { .. } | Error::Undecodable { .. } => ErrorKind::Corrupt,
             Error::Timeout { .. } => ErrorKind::Timeout,

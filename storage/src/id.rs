@@ -2,6 +2,27 @@
 
 use std::fmt;
 
+use tensortier_gpu::DeviceId;
+
+/// A level of the memory hierarchy that has a budget.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Tier {
+    /// The arena.
+    Host,
+    /// The memory of a device that was attached.
+    Device(DeviceId),
+}
+
+impl fmt::Display for Tier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Tier::Host => f.write_str("host"),
+            Tier::Device(device) => write!(f, "device {device}"),
+        }
+    }
+}
+
 /// One storage path of a store, in the order in which paths were given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PathId(pub u16);

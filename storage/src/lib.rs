@@ -3,12 +3,13 @@
 //!
 //! Modules stand on floors; each uses only what stands before it:
 //! `error, id, units, dtype, sync, ticket, clock, metrics` < `arena, codec, schedule` < `io` <
-//! `path` < `placement, source, residency, evict` < `catalog` < `mover` < `store`.
+//! `path` < `placement, source, residency, evict` < `catalog` < `mover` < `device` < `store`.
 
 pub mod arena;
 mod catalog;
 pub mod clock;
 pub mod codec;
+mod device;
 pub mod dtype;
 pub mod error;
 pub mod evict;

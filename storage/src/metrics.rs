@@ -1,36 +1,36 @@
-//! Counters of a store: what was asked for, what moved, what was spared. They only grow.
+//! Counters of a store and of its devices: what was asked for, what moved, what was spared. They only grow.
 
 use crate::sync::{AtomicU64, Ordering};
 
 macro_rules! counters {
-    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
+    ($counters:ident, $values:ident: $($(#[$doc:meta])* $name:ident),* $(,)?) => {
         /// The counters, shared by all threads of a store.
         #[derive(Debug, Default)]
-        pub(crate) struct Counters { $(pub(crate) $name: Counter),* }
+        pub(crate) struct $counters { $(pub(crate) $name: Counter),* }
 
         /// The counters at one moment.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
         #[non_exhaustive]
-        pub struct CounterValues { $($(#[$doc])* pub $name: u64),* }
+        pub struct $values { $($(#[$doc])* pub $name: u64),* }
 
-        impl Counters {
+        impl $counters {
             /// Reads all counters. Each is exact; together they are one moment only when the store rests.
-            pub(crate) fn read(&self) -> CounterValues {
-                CounterValues { $($name: self.$name.get()),* }
+            pub(crate) fn read(&self) -> $values {
+                $values { $($name: self.$name.get()),* }
             }
         }
 
-        impl CounterValues {
+        impl $values {
             /// Returns what was counted since `earlier`.
             #[must_use]
-            pub fn since(&self, earlier: &CounterValues) -> CounterValues {
-                CounterValues { $($name: self.$name.wrapping_sub(earlier.$name)),* }
+            pub fn since(&self, earlier: &$values) -> $values {
+                $values { $($name: self.$name.wrapping_sub(earlier.$name)),* }
             }
         }
     };
 }
 
-counters! {
+counters! { Counters, CounterValues:
     /// Leases granted on a chunk that was in memory when it was asked for.
     hits,
     /// Leases that had to wait for a chunk to come from a path.
@@ -67,6 +67,23 @@ counters! {
     moves,
     /// Bytes of those chunks.
     moved_bytes,
+}
+
+counters! { DeviceCounters, DeviceCounterValues:
+    /// Leases granted on a copy that was on the device already.
+    hits,
+    /// Leases that had to wait for the host or for a copy.
+    misses,
+    /// Chunks copied to the device.
+    copies_in,
+    /// Their bytes.
+    bytes_in,
+    /// Chunks copied back after they were changed.
+    copies_out,
+    /// Their bytes.
+    bytes_out,
+    /// Copies that left the device to make room.
+    evictions,
 }
 
 impl CounterValues {

@@ -57,6 +57,17 @@ pub(crate) enum Leaving {
     ForGood,
 }
 
+/// What an exclusive lease leaves behind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Left {
+    /// The bytes that were there.
+    Same,
+    /// A new version.
+    New,
+    /// Bytes that are nobody's, since a copy into them failed: nobody must see them.
+    Void,
+}
+
 /// The state of one chunk.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub(crate) struct Residency {
@@ -232,11 +243,15 @@ impl Residency {
         self.after()
     }
 
-    /// An exclusive lease ended; `changed` says that the bytes are new.
-    pub(crate) fn unlease_write(&mut self, changed: bool) -> After {
+    /// An exclusive lease ended.
+    pub(crate) fn unlease_write(&mut self, left: Left) -> After {
         self.writer = false;
-        if changed {
-            self.change();
+        match left {
+            Left::Same => {}
+            Left::New => self.change(),
+            Left::Void if self.dirty() => self.deleted = true,
+            // A path has them, or they are zeros: they come anew.
+            Left::Void => self.leaving = self.leaving.max(Leaving::IfUnused),
         }
         self.after()
     }
@@ -391,7 +406,7 @@ mod tests {
         Lease(Mode),
         Prefetch,
         UnleaseRead,
-        UnleaseWrite(bool),
+        UnleaseWrite(Left),
         Filled(bool),
         Evict(Leaving),
         Flush,
@@ -402,13 +417,14 @@ mod tests {
         Unpin,
     }
 
-    const EVENTS: [Event; 17] = [
+    const EVENTS: [Event; 18] = [
         Event::Lease(Mode::Read),
         Event::Lease(Mode::Write),
         Event::Prefetch,
         Event::UnleaseRead,
-        Event::UnleaseWrite(true),
-        Event::UnleaseWrite(false),
+        Event::UnleaseWrite(Left::New),
+        Event::UnleaseWrite(Left::Same),
+        Event::UnleaseWrite(Left::Void),
         Event::Filled(true),
         Event::Filled(false),
         Event::Evict(Leaving::IfUnused),
@@ -464,7 +480,11 @@ mod tests {
                 false
             }
             Event::UnleaseRead => new.unlease_read() == After::Drop,
-            Event::UnleaseWrite(changed) => new.unlease_write(changed) == After::Drop,
+            Event::UnleaseWrite(left) => {
+                let dropped = new.unlease_write(left) == After::Drop;
+                assert!(dropped || left != Left::Void, "somebody may see them: {old:?}");
+                dropped
+            }
             Event::Filled(ok) => new.filled(ok) == After::Drop,
             Event::Evict(leaving) => new.evict(leaving) == Evict::Dropped,
             Event::Flush => {
@@ -553,7 +573,7 @@ mod tests {
                 quiet.unlease_read();
             }
             if quiet.writer {
-                quiet.unlease_write(true);
+                quiet.unlease_write(Left::New);
             }
             if quiet.host == Host::Filling {
                 quiet.filled(true);

@@ -10,6 +10,7 @@ use common::{PATIENCE, builder, eventually, memory, one_chunk, put, read, soon, 
 use tensortier_storage::arena::GRANULE;
 use tensortier_storage::dtype::DType;
 use tensortier_storage::error::{Error, ErrorKind};
+use tensortier_storage::id::Tier;
 use tensortier_storage::path::Path;
 use tensortier_storage::path::memory::Mischief;
 use tensortier_storage::store::Store;
@@ -31,12 +32,12 @@ fn exhaustion_is_immediate_and_names_the_holders() {
     let mut lease = soon(store.lease_write(&b, 0)).unwrap();
     lease[0] = 1;
     let wanted = one_chunk(&store, "wanted", 1);
-    let Err(Error::BudgetExhausted { budget, needed, free, largest_run, mut holders }) =
+    let Err(Error::BudgetExhausted { tier, budget, needed, free, largest_run, mut holders }) =
         soon(store.lease_read(&wanted, 0)).map(drop)
     else {
         panic!("the budget is held")
     };
-    assert_eq!([budget.0, needed.0], [4 * GRANULE, GRANULE]);
+    assert_eq!((tier, budget.0, needed.0), (Tier::Host, 4 * GRANULE, GRANULE));
     assert_eq!([free.0, largest_run.0], [0, 0]);
     holders.sort();
     assert!(holders[0].contains("held/a") && holders[1].contains("held/b"), "{holders:?}");

@@ -39,6 +39,9 @@ struct Presence {
     awaited: bool,
     /// The directory of the path that hangs while it reads the frame.
     pinned_by: Option<Box<Path>>,
+    /// How many of its leases end or are handed out by themselves, when a copy is complete: whoever
+    /// needs memory waits for that and does not fail.
+    passing: u32,
 }
 
 /// Where a chunk's frame is.
@@ -58,6 +61,8 @@ pub(crate) enum FrameSlot {
 /// Somebody who waits for a lease.
 pub(crate) struct Waiter {
     pub(crate) mode: Mode,
+    /// Whether the lease is to count as passing.
+    pub(crate) passing: bool,
     pub(crate) since: Instant,
     pub(crate) reply: Box<dyn Reply>,
 }
@@ -158,6 +163,22 @@ impl Cell {
         self.presence.as_ref()?.pinned_by.as_deref()
     }
 
+    /// Returns whether a lease ends or is handed out by itself.
+    pub(crate) fn is_passing(&self) -> bool {
+        self.presence.as_ref().is_some_and(|presence| presence.passing > 0)
+    }
+
+    /// Counts a lease as passing.
+    pub(crate) fn pass(&mut self) {
+        self.presence().passing += 1;
+    }
+
+    /// A lease that was counted as passing ended or was handed out.
+    pub(crate) fn passed(&mut self) {
+        self.presence().passing -= 1;
+        self.shrink();
+    }
+
     /// Returns whether nobody waits.
     pub(crate) fn is_unwaited(&self) -> bool {
         self.presence.as_ref().is_none_or(|presence| presence.waiters.is_empty())
@@ -194,7 +215,9 @@ impl Cell {
 
     /// Gives up what only a chunk in memory or waited for needs.
     fn shrink(&mut self) {
-        let unneeded = |p: &Presence| matches!(p.frame, FrameSlot::Empty) && p.waiters.is_empty();
+        let unneeded = |p: &Presence| {
+            matches!(p.frame, FrameSlot::Empty) && p.waiters.is_empty() && p.passing == 0
+        };
         if self.presence.as_ref().is_some_and(|presence| unneeded(presence)) {
             self.presence = None;
         }

@@ -9,6 +9,7 @@ use hashbrown::hash_table::Entry;
 
 use crate::arena::Arena;
 use crate::error::{Error, Result};
+use crate::id::Tier;
 use crate::units::Bytes;
 
 use super::{Key, Object};
@@ -75,6 +76,7 @@ impl Catalog {
         self.arena.remove_metadata(bytes);
         let usage = self.arena.usage();
         Err(Error::BudgetExhausted {
+            tier: Tier::Host,
             budget: Bytes(usage.budget),
             needed: Bytes(bytes),
             free: Bytes(usage.free()),

@@ -5,7 +5,8 @@ use std::time::Instant;
 
 use crate::catalog::{Cell, ChunkRef, FrameSlot, Granted, Reply, Waiter, Waits};
 use crate::error::{Error, Result};
-use crate::residency::{After, Host, Lease, Mode};
+use crate::id::Version;
+use crate::residency::{After, Host, Lease, Left, Mode};
 use crate::sync::Ordering;
 use crate::ticket::{Completer, Ticket, ticket};
 
@@ -16,7 +17,9 @@ use super::{Handle, Loading, Msg};
 pub(crate) struct Hold {
     chunk: ChunkRef,
     granted: Option<Granted>,
-    changed: bool,
+    left: Left,
+    /// Whether it is counted as passing.
+    passing: bool,
     waits: Waits,
     handle: Handle,
 }
@@ -26,12 +29,14 @@ struct HoldReply {
     completer: Completer<Hold>,
     handle: Handle,
     chunk: ChunkRef,
+    passing: bool,
 }
 
 impl Reply for HoldReply {
     fn tell(self: Box<Self>, answer: Result<(Granted, Waits)>) {
-        let Self { completer, handle, chunk } = *self;
-        completer.complete(answer.map(|(granted, waits)| handle.hold(&chunk, granted, waits)));
+        let Self { completer, handle, chunk, passing } = *self;
+        let hold = |(granted, waits)| handle.hold(&chunk, granted, waits, passing);
+        completer.complete(answer.map(hold));
     }
 
     fn is_abandoned(&self) -> bool {
@@ -45,6 +50,16 @@ type Woken = Vec<(Waiter, Result<(Granted, Waits)>)>;
 impl Handle {
     /// Asks for a lease; a chunk in memory and free is granted at once.
     pub(crate) fn lease(&self, chunk: &ChunkRef, mode: Mode) -> Ticket<Hold> {
+        self.lease_as(chunk, mode, false)
+    }
+
+    /// As [`Handle::lease`], for a lease that ends or is handed out by itself: whoever needs its memory
+    /// waits for that and does not fail.
+    pub(crate) fn lease_in_passing(&self, chunk: &ChunkRef, mode: Mode) -> Ticket<Hold> {
+        self.lease_as(chunk, mode, true)
+    }
+
+    fn lease_as(&self, chunk: &ChunkRef, mode: Mode, passing: bool) -> Ticket<Hold> {
         chunk.last_use.store(self.tick(), Ordering::Relaxed);
         let mut cell = chunk.cell.lock();
         cell.set_awaited(false);
@@ -52,27 +67,30 @@ impl Handle {
         match cell.residency.lease(mode, queued) {
             Lease::Granted { rescued } => {
                 if let Some(granted) = cell.take_granted(mode) {
+                    if passing {
+                        cell.pass();
+                    }
                     drop(cell);
                     self.shared.counters.hits.add(1);
                     if rescued {
                         self.took_back(chunk);
                     }
                     let waits = Waits { hit: true, ..Waits::default() };
-                    return Ticket::answered(Ok(self.hold(chunk, granted, waits)));
+                    return Ticket::answered(Ok(self.hold(chunk, granted, waits, passing)));
                 }
                 // Somebody still reads the frame on his way out; his end wakes us.
                 debug_assert!(false, "an exclusive lease of a shared frame");
                 cell.residency.undo_lease(mode);
-                self.wait_for(chunk, &mut cell, mode)
+                self.wait_for(chunk, &mut cell, mode, passing)
             }
             Lease::Wait => {
                 if cell.residency.host == Host::Filling {
                     self.shared.counters.misses.add(1);
                 }
-                self.wait_for(chunk, &mut cell, mode)
+                self.wait_for(chunk, &mut cell, mode, passing)
             }
             Lease::Load => {
-                let ticket = self.wait_for(chunk, &mut cell, mode);
+                let ticket = self.wait_for(chunk, &mut cell, mode, passing);
                 drop(cell);
                 self.shared.counters.misses.add(1);
                 self.send(Msg::Load(Loading::of(chunk)));
@@ -86,14 +104,21 @@ impl Handle {
         }
     }
 
-    fn wait_for(&self, chunk: &ChunkRef, cell: &mut Cell, mode: Mode) -> Ticket<Hold> {
+    fn wait_for(
+        &self,
+        chunk: &ChunkRef,
+        cell: &mut Cell,
+        mode: Mode,
+        passing: bool,
+    ) -> Ticket<Hold> {
         // Under the cell's lock: either the mover's last look at the cell finds us, or we see this.
         if self.shared.ended.load(Ordering::SeqCst) {
             return Ticket::answered(Err(Error::Closed));
         }
         let (completer, ticket) = ticket();
-        let reply = Box::new(HoldReply { completer, handle: self.clone(), chunk: chunk.clone() });
-        cell.add_waiter(Waiter { mode, since: Instant::now(), reply });
+        let (waits, handle) = (chunk.clone(), self.clone());
+        let reply = Box::new(HoldReply { completer, handle, chunk: waits, passing });
+        cell.add_waiter(Waiter { mode, passing, since: Instant::now(), reply });
         let (handle, chunk) = (self.clone(), chunk.downgrade());
         ticket.on_abandon(move || {
             if let Some(chunk) = chunk.upgrade() {
@@ -114,9 +139,9 @@ impl Handle {
         self.wake(chunk, woken, load);
     }
 
-    fn hold(&self, chunk: &ChunkRef, granted: Granted, waits: Waits) -> Hold {
+    fn hold(&self, chunk: &ChunkRef, granted: Granted, waits: Waits, passing: bool) -> Hold {
         let (chunk, handle) = (chunk.clone(), self.clone());
-        Hold { chunk, granted: Some(granted), changed: false, waits, handle }
+        Hold { chunk, granted: Some(granted), left: Left::Same, passing, waits, handle }
     }
 
     /// Counts a write-back that was decided and will not happen.
@@ -135,9 +160,12 @@ impl Handle {
         }
     }
 
-    fn end(&self, chunk: &ChunkRef, granted: Granted, changed: bool) {
+    fn end(&self, chunk: &ChunkRef, granted: Granted, left: Left, passing: bool) {
         let exclusive = matches!(granted, Granted::Write(_));
         let mut cell = chunk.cell.lock();
+        if passing {
+            cell.passed();
+        }
         let after = match granted {
             Granted::Read(frame) => {
                 drop(frame);
@@ -145,7 +173,7 @@ impl Handle {
             }
             Granted::Write(frame) => {
                 cell.set_frame(FrameSlot::Here(frame.share()));
-                cell.residency.unlease_write(changed)
+                cell.residency.unlease_write(left)
             }
         };
         let dropped = cell.drop_frame(after);
@@ -212,6 +240,9 @@ impl Cell {
                 Lease::Pinned => Err(self.pinned(chunk)),
             };
             if let Some(waiter) = self.pop_waiter() {
+                if waiter.passing && answer.is_ok() {
+                    self.pass();
+                }
                 let waits = self.waits_since(waiter.since);
                 woken.push((waiter, answer.map(|granted| (granted, waits))));
             }
@@ -251,13 +282,54 @@ impl Hold {
 
     /// Returns the chunk's bytes to be changed; empty for a shared lease.
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        self.left = Left::New;
+        self.frame()
+    }
+
+    /// Returns the chunk's bytes to be overwritten by a copy; unless [`Hold::filled`] or
+    /// [`Hold::not_begun`] is called before the lease ends, nobody gets to see them.
+    pub(crate) fn bytes_to_fill(&mut self) -> &mut [u8] {
+        self.left = Left::Void;
+        self.frame()
+    }
+
+    fn frame(&mut self) -> &mut [u8] {
         match &mut self.granted {
-            Some(Granted::Write(frame)) => {
-                self.changed = true;
-                frame
-            }
+            Some(Granted::Write(frame)) => frame,
             _ => &mut [],
         }
+    }
+
+    /// The copy into the bytes is complete: they are a new version.
+    pub(crate) fn filled(&mut self) {
+        self.left = Left::New;
+    }
+
+    /// The copy into the bytes was never begun: they are what they were.
+    pub(crate) fn not_begun(&mut self) {
+        self.left = Left::Same;
+    }
+
+    /// Says whether the lease ends or is handed out by itself, so that whoever needs memory waits for
+    /// that instead of failing.
+    pub(crate) fn set_passing(&mut self, passing: bool) {
+        if std::mem::replace(&mut self.passing, passing) == passing {
+            return;
+        }
+        let mut cell = self.chunk.cell.lock();
+        if passing {
+            return cell.pass();
+        }
+        cell.passed();
+        drop(cell);
+        if self.handle.shared.starving.load(Ordering::SeqCst) {
+            self.handle.send(Msg::Freed);
+        }
+    }
+
+    /// Returns the version of the chunk's bytes; nobody changes it while the lease lives.
+    pub(crate) fn version(&self) -> Version {
+        self.chunk.cell.lock().residency.newest
     }
 
     /// Returns what was waited for.
@@ -266,10 +338,16 @@ impl Hold {
     }
 }
 
+impl AsRef<[u8]> for Hold {
+    fn as_ref(&self) -> &[u8] {
+        self.bytes()
+    }
+}
+
 impl Drop for Hold {
     fn drop(&mut self) {
         if let Some(granted) = self.granted.take() {
-            self.handle.end(&self.chunk, granted, self.changed);
+            self.handle.end(&self.chunk, granted, self.left, self.passing);
         }
     }
 }

@@ -236,7 +236,8 @@ pub(crate) fn start(settings: Settings) -> Result<(Handle, JoinHandle<()>)> {
     Ok((handle, thread))
 }
 
-fn refuse_thread(error: &std::io::Error) -> Error {
+/// Returns the error that says that the system refused a thread.
+pub(crate) fn refuse_thread(error: &std::io::Error) -> Error {
     Error::System {
         attempted: String::from("start a thread of the store"),
         source: error.into(),

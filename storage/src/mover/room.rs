@@ -5,7 +5,7 @@ use crate::arena::{FrameMut, granules_up};
 use crate::catalog::{Cell, ChunkRef, FrameSlot};
 use crate::error::Error;
 use crate::evict::Candidate;
-use crate::id::Class;
+use crate::id::{Class, Tier};
 use crate::residency::{Evict, Leaving};
 use crate::sync::Ordering;
 use crate::units::Bytes;
@@ -20,6 +20,9 @@ const VICTIMS_PART: usize = 16;
 /// How much memory is made ahead of demands: this part of the budget, at most so many bytes.
 const AHEAD_PART: u64 = 16;
 const AHEAD_BYTES: u64 = 4 << 20;
+
+/// How many holders of memory an error names.
+const NAMED: usize = 8;
 
 /// What memory is wanted for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,8 +66,8 @@ impl Mover {
             }
             let usage = self.handle.shared.arena.usage();
             if need > usage.for_frames() {
-                let (budget, needed) = (Bytes(usage.for_frames()), Bytes(need));
-                return Frame::Never(Error::BudgetTooSmall { budget, needed });
+                let (tier, budget, needed) = (Tier::Host, Bytes(usage.for_frames()), Bytes(need));
+                return Frame::Never(Error::BudgetTooSmall { tier, budget, needed });
             }
             let free = usage.free();
             if free >= need && self.lengthen_run(need) {
@@ -77,40 +80,55 @@ impl Mover {
             if free >= need && self.in_motion() {
                 return Frame::Coming;
             }
-            if !self.evict_one(for_what) {
-                break;
-            }
-            if for_what == Need::Demand {
-                self.evict_ahead();
+            if self.evict_one(for_what) {
+                if for_what == Need::Demand {
+                    self.evict_ahead();
+                }
+            } else if let Some(answer) = self.nothing_to_evict(need, for_what) {
+                return answer;
             }
         }
-        self.nothing_to_evict(need, for_what)
     }
 
-    fn nothing_to_evict(&self, need: u64, for_what: Need) -> Frame {
+    /// Says what follows from there being no victim, or `None` if there is one now.
+    fn nothing_to_evict(&self, need: u64, for_what: Need) -> Option<Frame> {
         if self.in_motion() || self.coming_bytes > 0 || self.lent > 0 || for_what != Need::Demand {
-            return Frame::Coming;
+            return Some(Frame::Coming);
         }
         if let Some(error) = self.stuck_for() {
-            return Frame::Never(error);
+            return Some(Frame::Never(error));
         }
         let usage = self.handle.shared.arena.usage();
-        let held = self.resident.values().filter(|chunk| chunk.cell.lock().residency.leased());
-        let holders =
-            held.take(8).map(|chunk| format!("{} ({})", chunk.key_text(), Bytes(chunk.bytes())));
+        let mut held = Vec::new();
+        for chunk in self.resident.values() {
+            let cell = chunk.cell.lock();
+            // A lease that passes tells of its end, and so does one that took its frame with it.
+            if cell.is_passing() || matches!(cell.frame(), FrameSlot::Empty) {
+                return Some(Frame::Coming);
+            }
+            // Its lease ended since the victims were looked for.
+            if cell.residency.may_leave() {
+                return None;
+            }
+            if cell.residency.leased() && held.len() < NAMED {
+                held.push(chunk.clone());
+            }
+        }
+        let holders = held.iter().map(|c| format!("{} ({})", c.key_text(), Bytes(c.bytes())));
         let mut holders: Vec<_> = holders.collect();
         let hung = self.quarantine_holders();
         // Memory that a path keeps does not come back by waiting for leases.
         let held = !holders.is_empty() || hung.is_empty();
         holders.extend(hung);
         let error = Error::BudgetExhausted {
+            tier: Tier::Host,
             budget: Bytes(usage.budget),
             needed: Bytes(need),
             free: Bytes(usage.free()),
             largest_run: Bytes(usage.largest_run),
             holders,
         };
-        if held { Frame::Held(error) } else { Frame::Never(error) }
+        Some(if held { Frame::Held(error) } else { Frame::Never(error) })
     }
 
     /// Returns whether chunks are on their way in or out.

@@ -177,6 +177,7 @@ impl StoreBuilder {
             thread: Mutex::new(Some(thread)),
             closed: AtomicBool::new(false),
             notes,
+            devices: Mutex::default(),
         })))
     }
 

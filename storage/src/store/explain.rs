@@ -7,7 +7,7 @@ use crate::path::{Capabilities, Condition, Member, PathProfile};
 use crate::placement::{Candidate, Placement, shares};
 use crate::units::{Bytes, BytesPerSecond};
 
-use super::Store;
+use super::{DeviceUse, Store};
 
 /// The effective settings of an open store. Its `Display` is for people, one line per fact.
 #[derive(Debug, Clone)]
@@ -27,6 +27,8 @@ pub struct Explanation {
     pub paths: Vec<PathExplanation>,
     /// What a user should know about the paths taken together.
     pub notes: Vec<String>,
+    /// Each device that is attached.
+    pub devices: Vec<DeviceUse>,
 }
 
 /// What was chosen for one path.
@@ -71,6 +73,7 @@ impl Store {
             compression: shared.compression,
             paths: paths.collect(),
             notes: self.0.notes.clone(),
+            devices: self.devices(),
         }
     }
 }
@@ -111,6 +114,14 @@ impl fmt::Display for Explanation {
                 Condition::Hung { silent } => writeln!(f, "  has not answered for {silent:.0?}")?,
                 Condition::Probation => writeln!(f, "  answers again, on probation")?,
             }
+        }
+        for device in &self.devices {
+            let (used, budget) = (Bytes(device.in_use), Bytes(device.budget));
+            writeln!(
+                f,
+                "device {} ({}): budget {budget}, {used} in use",
+                device.device, device.name
+            )?;
         }
         self.notes.iter().try_for_each(|note| writeln!(f, "note: {note}"))
     }

@@ -3,6 +3,7 @@
 
 mod ahead;
 mod builder;
+mod devices;
 mod explain;
 mod lease;
 mod measure;
@@ -17,6 +18,7 @@ use std::time::Duration;
 
 use crate::arena::{Arena, ArenaUse};
 use crate::catalog::Catalog;
+use crate::device::DeviceCache;
 use crate::error::{Error, Result};
 use crate::metrics::CounterValues;
 use crate::mover::{Handle, Msg};
@@ -25,11 +27,14 @@ use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
 use crate::ticket::ticket;
 
 use ahead::Ahead;
+use devices::Closing;
 
 pub use crate::catalog::{Key, Waits};
 pub use crate::codec::Compression;
+pub use crate::device::{DeviceReadLease, DeviceUse, DeviceWriteLease};
 pub use crate::placement::Placement;
 pub use builder::StoreBuilder;
+pub use devices::DeviceTier;
 pub use explain::{Explanation, PathExplanation};
 pub use lease::{LeaseTicket, ReadLease, WriteLease};
 pub use measure::PathRates;
@@ -71,6 +76,7 @@ struct Inner {
     thread: Mutex<Option<JoinHandle<()>>>,
     closed: AtomicBool,
     notes: Vec<String>,
+    devices: Mutex<Vec<Arc<DeviceCache>>>,
 }
 
 /// What a store has done and holds, at one moment.
@@ -88,6 +94,8 @@ pub struct Stats {
     pub quarantined_bytes: u64,
     /// Each path, in the order in which they were given.
     pub paths: Vec<PathCounters>,
+    /// Each device that is attached, in the order in which they were.
+    pub devices: Vec<DeviceUse>,
 }
 
 impl Store {
@@ -106,6 +114,7 @@ impl Store {
             packing: shared.packing.as_ref().map(Arena::usage),
             quarantined_bytes: shared.quarantined_bytes.load(Ordering::SeqCst),
             paths: shared.paths.all().iter().map(|path| path.store.counters()).collect(),
+            devices: self.devices(),
         }
     }
 
@@ -131,15 +140,20 @@ impl Store {
         done.wait()
     }
 
-    /// Ends the store: what waits gets [`Error::Closed`], what is under way is waited for up to
-    /// `grace`, and all that the store made on its paths is removed. Leases stay readable. A second
-    /// call does nothing.
+    /// Ends the store and the tiers of its devices: what waits gets [`Error::Closed`], what is under
+    /// way is waited for up to `grace`, and all that the store made on its paths is removed. Leases
+    /// stay readable. A second call does nothing.
     ///
     /// # Errors
-    /// [`Error::Timeout`] when a path did not answer in time, naming what stays behind, or at once
-    /// when it is called while the store wakes a future: the store then ends by itself.
+    /// [`Error::Timeout`] when a path or a device did not answer in time, naming what stays behind, or
+    /// at once when it is called while the store wakes a future: the store then ends by itself.
     pub fn close(&self, grace: Duration) -> Result<()> {
         self.0.close(grace)
+    }
+
+    fn devices(&self) -> Vec<DeviceUse> {
+        let devices = self.0.devices.lock();
+        devices.iter().filter(|device| !device.is_over()).map(|device| device.usage()).collect()
     }
 
     fn is_closed(&self) -> bool {
@@ -156,6 +170,7 @@ impl Inner {
         if self.closed.swap(true, Ordering::SeqCst) {
             return Ok(());
         }
+        let devices = self.close_devices(grace);
         let (reply, done) = ticket();
         self.handle.send(Msg::Close { grace, reply });
         if self.on_own_thread() {
@@ -167,10 +182,12 @@ impl Inner {
             let _ = thread.join();
         }
         drop(self.catalog.lock().drain());
-        if failed.is_empty() {
+        let late: Vec<_> = devices.into_iter().filter_map(Closing::wait).collect();
+        if failed.is_empty() && late.is_empty() {
             return Ok(());
         }
-        let texts: Vec<_> = failed.iter().map(|(_, error)| error.to_string()).collect();
+        let texts = failed.iter().map(|(_, error)| error.to_string());
+        let texts: Vec<_> = texts.chain(late).collect();
         Err(Error::Timeout {
             what: format!("closing the store: {}", texts.join("; ")),
             after: grace,
@@ -179,6 +196,12 @@ impl Inner {
 }
 
 impl Inner {
+    /// Begins to end the devices' tiers.
+    fn close_devices(&self, grace: Duration) -> Vec<Closing> {
+        let devices = std::mem::take(&mut *self.devices.lock());
+        devices.iter().map(|device| Closing::begin(device, grace)).collect()
+    }
+
     /// Returns whether the caller is the mover, as when it wakes a future that owns the store; it
     /// cannot wait for itself, and ends once the wake-up returns.
     fn on_own_thread(&self) -> bool {
