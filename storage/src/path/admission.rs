@@ -7,11 +7,11 @@ use super::Kind;
 use crate::id::Class;
 use crate::units::BytesPerSecond;
 
-/// Bytes in flight per direction on a local drive. Measured, 1 to 4 MiB saturate one; more buys only
+/// Bytes in flight per direction on a local drive to start with. Measured, 1 to 4 MiB saturate one; more buys only
 /// latency, from 16 MiB on even loses bandwidth.
 const NVME_IN_FLIGHT_BYTES: u64 = 4 << 20;
 
-/// Bytes in flight per direction where latency is long: 32 requests of 1 MiB over 40 ms still make
+/// Bytes in flight per direction to start with where latency is long: 32 requests of 1 MiB over 40 ms still make
 /// 800 MB/s.
 const REMOTE_IN_FLIGHT_BYTES: u64 = 32 << 20;
 
@@ -61,8 +61,8 @@ impl Direction {
 /// What limits a path.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Limits {
-    /// Most bytes in flight, per direction in the order of [`Direction::BOTH`]. One operation is
-    /// always let through.
+    /// Most bytes in flight at first, per direction in the order of [`Direction::BOTH`]. One
+    /// operation is always let through.
     pub in_flight_bytes: [u64; 2],
     /// Average rates that are not exceeded.
     pub caps: [Option<BytesPerSecond>; 2],
@@ -259,6 +259,13 @@ impl<T> Admission<T> {
             }
         }
         wait.map_or(Next::Idle, Next::Wait)
+    }
+
+    /// Sets how many bytes each direction has in flight at most; what is in flight stays.
+    pub fn set_in_flight_bytes(&mut self, bytes: u64) {
+        for lane in &mut self.lanes {
+            lane.limit_bytes = bytes;
+        }
     }
 
     /// Takes a permit back: the operation is complete.

@@ -4,6 +4,7 @@ pub mod admission;
 mod bell;
 #[cfg(any(test, feature = "testing"))]
 pub mod conformance;
+mod depth;
 pub mod file;
 mod hang;
 #[cfg(any(test, feature = "testing"))]

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::admission::{Admission, Direction, Limits, Next, Permit};
 use super::bell::Bell;
+use super::depth::{Depth, MOST_BYTES};
 use super::hang::{Amount, Started, Watch};
 use super::profile::{Meter, PathProfile};
 use super::request::Request;
@@ -14,7 +15,7 @@ use super::timer::Timer;
 use crate::clock::Clock;
 use crate::error::{Errno, Result};
 use crate::id::Class;
-use crate::io::{Completion, IoEngine, Operation, Transfer};
+use crate::io::{Completion, EngineKind, IoEngine, Operation, Transfer};
 use crate::sync::{AtomicU64, Condvar, Mutex, Ordering};
 
 /// One transfer of a request, not yet started.
@@ -44,6 +45,7 @@ pub(super) struct Pump {
 struct Lanes {
     admission: Admission<Part>,
     meter: Meter,
+    depth: Depth,
     watch: Watch,
     /// The timer will look at the deadline.
     watched: bool,
@@ -58,6 +60,14 @@ struct Lanes {
 struct Done {
     bytes: AtomicU64,
     requests: AtomicU64,
+}
+
+/// Returns how many bytes each direction can have in flight: threads are as many as were started.
+fn most_in_flight(engine: &dyn IoEngine, limits: Limits) -> u64 {
+    match engine.kind() {
+        EngineKind::Uring => MOST_BYTES,
+        EngineKind::Threads => limits.in_flight_bytes[0],
+    }
 }
 
 /// What is remembered of an operation while the engine has it.
@@ -85,6 +95,7 @@ impl Pump {
         let lanes = Lanes {
             admission: Admission::new(limits),
             meter: Meter::new(seed),
+            depth: Depth::new(limits.in_flight_bytes[0], most_in_flight(&*engine, limits)),
             watch: Watch::new(deadline),
             watched: false,
             sync_failures: 0,
@@ -153,6 +164,11 @@ impl Pump {
                 Next::Wait(_) | Next::Idle => {
                     let loads = Direction::BOTH.map(|way| lanes.admission.load(way));
                     lanes.meter.note(now, loads);
+                    if let Some(bytes) = lanes.depth.note(now, loads) {
+                        lanes.admission.set_in_flight_bytes(bytes);
+                        // With more room more may start.
+                        continue;
+                    }
                     if let Next::Wait(until) = next {
                         self.timer.set(until);
                     }
@@ -202,6 +218,7 @@ impl Pump {
             let finished = lanes.watch.finished(self.clock.now(), started, result.is_ok());
             if !finished.late {
                 lanes.meter.moved(permit.direction(), bytes);
+                lanes.depth.moved(permit.direction(), bytes);
                 lanes.admission.finish(permit);
             }
             if let Some(event) = finished.event {
@@ -322,7 +339,6 @@ mod tests {
     use super::super::request::Answer;
     use super::*;
     use crate::arena::Arena;
-    use crate::io::{EngineKind, Transfer};
     use std::sync::mpsc;
 
     /// An engine that does nothing until the test completes its operations.

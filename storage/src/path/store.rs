@@ -125,9 +125,9 @@ pub struct Capabilities {
     pub engine: EngineKind,
     /// Why this and not another.
     pub engine_why: String,
-    /// Most bytes that are read at one time.
+    /// Most bytes that are read at one time, to start with; a path may come to need more or less.
     pub read_in_flight_bytes: u64,
-    /// Most bytes that are written at one time.
+    /// Most bytes that are written at one time, to start with.
     pub write_in_flight_bytes: u64,
 }
 

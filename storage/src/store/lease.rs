@@ -59,7 +59,7 @@ impl<L> LeaseTicket<L> {
     ///
     /// # Errors
     /// [`crate::error::Error::Read`] or [`crate::error::Error::Corrupt`] when the chunk could not be
-    /// loaded, `BudgetExhausted` when only leases hold memory, `NoSpace` when memory could only be
+    /// loaded, `PathHung` when its path does not answer, `BudgetExhausted` when only leases hold memory, `NoSpace` when memory could only be
     /// freed by a write no path takes, `NotFound` when the object was deleted, `Closed`.
     pub fn wait(self) -> Result<L> {
         self.ticket.wait().map(self.make)

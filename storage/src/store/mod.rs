@@ -130,10 +130,11 @@ impl Store {
     }
 
     /// Waits until every chunk written so far is on a path; chunks under an exclusive lease are left
-    /// out. They stay in memory.
+    /// out. They stay in memory, but for those that a path that hangs still reads.
     ///
     /// # Errors
-    /// [`Error::NoSpace`] when no path takes a chunk (it stays in memory); [`Error::Closed`].
+    /// [`Error::NoSpace`] when no path takes a chunk (it stays in memory), [`Error::PathHung`] when no
+    /// path answers; [`Error::Closed`].
     pub fn flush(&self) -> Result<()> {
         let (reply, done) = ticket();
         self.0.handle.send(Msg::Flush { reply });
