@@ -59,12 +59,22 @@ impl Clock {
         }
     }
 
-    /// Has `wake` called whenever a manual clock was moved, until it returns false. It must take the
-    /// lock that is given to [`Clock::wait_until`] and notify the variable, and do no more. A system
+    /// Has `wake` called whenever a manual clock was moved, until it returns false. It must
+    /// wake whoever waits (for [`Clock::wait_until`]: take its lock and notify the variable) and do no
+    /// more. A system
     /// clock wakes by itself.
     pub(crate) fn on_advance(&self, wake: impl Fn() -> bool + Send + 'static) {
         if let Source::Manual(manual) = &self.0 {
             manual.wakes.lock().push(Box::new(wake));
+        }
+    }
+
+    /// Returns how long to wait for that time, or `None` on a manual clock, which says when it was
+    /// moved.
+    pub(crate) fn real_wait(&self, until: Duration) -> Option<Duration> {
+        match &self.0 {
+            Source::System(start) => Some(until.saturating_sub(start.elapsed())),
+            Source::Manual(_) => None,
         }
     }
 

@@ -82,18 +82,18 @@ impl Config {
         let reads_fail = numbers.one_in(2);
         let bits_flip = checksums && numbers.one_in(2);
         let count = if single { 1 + numbers.below(2) } else { 1 + numbers.below(4) };
-        // After a refused write its path rests for a while by the clock, which decides where the
-        // next goes if there is another.
-        let writes_fail = numbers.one_in(2) && !(single && count > 1);
+        let writes_fail = numbers.one_in(2);
         let wrong = Wrong { reads_fail, bits_flip, writes_fail, single, budget };
         let paths = (0..count).map(|_| PathConfig::draw(numbers, &wrong)).collect();
         let (least, most) = if single { (150, 300) } else { (1500, 12_000) };
         let paths_move = numbers.one_in(2) && !single;
+        let patience = numbers.pick(&[Duration::ZERO, Duration::from_millis(30)]);
         Config {
             chunk_bytes,
             budget,
             checksums,
-            patience: numbers.pick(&[Duration::ZERO, Duration::from_millis(30)]),
+            // Alone, time passes by operations, and none is made while one waits.
+            patience: if single { Duration::ZERO } else { patience },
             paths,
             longest,
             operations: ((1 << 32) / threads / longest).clamp(least, most),

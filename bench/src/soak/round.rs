@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
+use tensortier_storage::clock::Clock;
 use tensortier_storage::dtype::DType;
 use tensortier_storage::path::memory::MemoryPath;
 use tensortier_storage::store::Store;
@@ -78,11 +79,13 @@ pub(super) fn round(
 
 fn open(setting: &Setting<'_>, config: Config, numbers: &mut Numbers) -> Result<Common, String> {
     let places = Arc::new(Places::default());
+    let clock = if setting.single { Clock::manual() } else { Clock::system() };
     let mut builder = Store::builder()
         .host_budget(config.budget)
         .chunk_bytes(config.chunk_bytes)
         .checksums(config.checksums)
-        .wait_for_leases(config.patience);
+        .wait_for_leases(config.patience)
+        .clock(clock.clone());
     for path in &config.paths {
         let place = Place::open(setting.base, path).map_err(|error| format!("path: {error}"))?;
         place.set_room(Some(0));
@@ -113,6 +116,7 @@ fn open(setting: &Setting<'_>, config: Config, numbers: &mut Numbers) -> Result<
         stop: AtomicBool::new(false),
         until: setting.until,
         single: setting.single,
+        clock,
         progress: (0..setting.threads).map(|_| AtomicU64::new(0)).collect(),
     })
 }

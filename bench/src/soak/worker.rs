@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use tensortier_storage::clock::Clock;
 use tensortier_storage::error::{Error, ErrorKind};
 use tensortier_storage::path::memory::Mischief;
 use tensortier_storage::store::{Schedule, Store};
@@ -21,6 +22,9 @@ use super::places::Places;
 /// Longer than any answer may take.
 pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 
+/// How long an operation takes on a clock that is moved by hand.
+const OPERATION_TIME: Duration = Duration::from_millis(20);
+
 /// What a round's threads share.
 #[derive(Debug)]
 pub(super) struct Common {
@@ -33,6 +37,7 @@ pub(super) struct Common {
     pub(super) stop: AtomicBool,
     pub(super) until: Option<Instant>,
     pub(super) single: bool,
+    pub(super) clock: Clock,
     /// Each thread's operation under way, and the verb, for whoever finds that it hangs.
     pub(super) progress: Vec<AtomicU64>,
 }
@@ -130,6 +135,8 @@ impl<'a> Worker<'a> {
             }
             let failed = |what| format!("{:?} {operation:?}: {what}", operation.verb);
             self.trouble_alone(&operation);
+            // Time passes by operations alone; on a system's clock this does nothing.
+            self.common.clock.advance(OPERATION_TIME);
             self.apply(&operation).map_err(failed)?;
             self.operations = number + 1;
             self.settle_alone();

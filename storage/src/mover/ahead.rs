@@ -57,7 +57,7 @@ impl Mover {
 
     /// An exclusive lease ended: a scheduled chunk stays for its next use or makes room now.
     pub(super) fn released(&mut self, chunk: &ChunkRef) {
-        let now = self.handle.shared.clock.now();
+        let now = self.now();
         if self.schedules.used(chunk.id(), now) == Fate::Release {
             // It may be gone: deleted, or a victim since its lease ended.
             self.evict(chunk, Leaving::ForGood);

@@ -1,7 +1,7 @@
 //! Whether a path takes writes: after it refused one it is left alone for a while, while it hangs
 //! altogether.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::error::Errno;
 
@@ -12,8 +12,8 @@ const REST: Duration = Duration::from_secs(1);
 /// Whether a path takes writes.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Health {
-    /// When it last refused one, and why.
-    pub(super) refused: Option<(Instant, Errno)>,
+    /// When it last refused one, on the store's clock, and why.
+    pub(super) refused: Option<(Duration, Errno)>,
     /// Nothing new goes there: it is only read, or is being emptied.
     pub(super) retired: bool,
     /// It does not answer.
@@ -21,13 +21,14 @@ pub(super) struct Health {
 }
 
 impl Health {
-    pub(super) fn resting(&self) -> bool {
-        self.retired || self.hung || self.refused.is_some_and(|(at, _)| at.elapsed() < REST)
+    pub(super) fn resting(&self, now: Duration) -> bool {
+        let refused = self.refused.is_some_and(|(at, _)| now.saturating_sub(at) < REST);
+        self.retired || self.hung || refused
     }
 
     /// Returns whether a chunk may be offered to it.
-    pub(super) fn usable(&self) -> bool {
-        let refuses = self.resting() && self.refused.is_some_and(|(_, errno)| full(errno));
+    pub(super) fn usable(&self, now: Duration) -> bool {
+        let refuses = self.resting(now) && self.refused.is_some_and(|(_, errno)| full(errno));
         !self.retired && !self.hung && !refuses
     }
 }

@@ -43,7 +43,7 @@ impl Mover {
 
     /// Takes note of a demand.
     pub(super) fn want(&mut self, want: Want) {
-        self.demand.push_back(Demand { want, since: Instant::now() });
+        self.demand.push_back(Demand { want, since: self.now() });
     }
 
     fn pump_demand(&mut self) -> bool {
@@ -59,7 +59,7 @@ impl Mover {
                     self.demand.push_front(Demand { want, since });
                     return false;
                 }
-                Frame::Held(_) if since.elapsed() < self.patience => {
+                Frame::Held(_) if self.now().saturating_sub(since) < self.patience => {
                     self.look_again = since.checked_add(self.patience);
                     self.demand.push_front(Demand { want, since });
                     return false;

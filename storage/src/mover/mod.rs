@@ -226,6 +226,9 @@ pub(crate) fn start(settings: Settings) -> Result<(Handle, JoinHandle<()>)> {
     shared.arena.on_freed(move || {
         let _ = freed.send(Msg::Freed);
     });
+    // A clock that is moved by hand says so.
+    let moved = inbox.clone();
+    shared.clock.on_advance(move || moved.send(Msg::Freed).is_ok());
     let handle = Handle { inbox, shared };
     let workers = worker::start(&handle)?;
     let mover = Mover::new(handle.clone(), messages, workers, policy, patience);

@@ -58,10 +58,17 @@ impl Mover {
         let closing = self.closing.as_ref().and_then(|closing| closing.deadline);
         match (closing, self.look_again) {
             (Some(deadline), _) => self.messages.recv_deadline(deadline).ok(),
-            (None, Some(at)) => match self.messages.recv_deadline(at) {
-                Err(RecvTimeoutError::Timeout) => Some(Msg::Freed),
-                answer => answer.ok(),
-            },
+            (None, Some(at)) => {
+                let wait = self.handle.shared.clock.real_wait(at);
+                let answer = wait.map_or_else(
+                    || self.messages.recv().map_err(RecvTimeoutError::from),
+                    |wait| self.messages.recv_timeout(wait),
+                );
+                match answer {
+                    Err(RecvTimeoutError::Timeout) => Some(Msg::Freed),
+                    answer => answer.ok(),
+                }
+            }
             (None, None) => self.messages.recv().ok(),
         }
     }

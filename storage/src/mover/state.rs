@@ -34,8 +34,8 @@ pub(super) struct Mover {
     pub(super) demand: VecDeque<Demand>,
     /// How long a demand waits when only leases hold memory.
     pub(super) patience: Duration,
-    /// When a demand that waits for leases is to be looked at again.
-    pub(super) look_again: Option<Instant>,
+    /// When a demand that waits for leases is to be looked at again, on the store's clock.
+    pub(super) look_again: Option<Duration>,
     pub(super) prefetch: VecDeque<Hint>,
     pub(super) schedules: Schedules,
     /// Frames that callers are filling to put them.
@@ -133,6 +133,11 @@ impl Mover {
             mover.watch(member.id);
         }
         mover
+    }
+
+    /// Returns the time on the store's clock.
+    pub(super) fn now(&self) -> Duration {
+        self.handle.shared.clock.now()
     }
 
     pub(super) fn path(&self, id: PathId) -> Arc<dyn PathStore> {

@@ -1,6 +1,6 @@
 //! What waits for memory: demands that must be answered, and hints that need not.
 
-use std::time::Instant;
+use std::time::Duration;
 
 use crate::arena::FrameMut;
 use crate::catalog::ChunkRef;
@@ -10,10 +10,10 @@ use crate::ticket::Completer;
 
 use super::Loading;
 
-/// A demand and since when it waits.
+/// A demand and since when it waits, on the store's clock.
 pub(super) struct Demand {
     pub(super) want: Want,
-    pub(super) since: Instant,
+    pub(super) since: Duration,
 }
 
 /// Somebody wants memory.

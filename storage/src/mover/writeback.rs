@@ -1,8 +1,6 @@
 //! Writing chunks back: in the order they were decided, sealed, placed on a path, and when the path
 //! has accepted them for good the old extent is freed. What one path refuses another gets.
 
-use std::time::Instant;
-
 use crate::arena::granules_up;
 use crate::catalog::{ChunkRef, DiskCopy, FrameSlot, Piece, Pieces};
 use crate::codec::Form;
@@ -13,7 +11,7 @@ use crate::placement::{self, Candidate, Choice};
 use crate::residency::{self, After, Leaving};
 use crate::units::Bytes;
 
-use super::health::{Health, full};
+use super::health::full;
 use super::state::Mover;
 use super::transfers::{Answered, Drain, Part, TransferId};
 use super::{Msg, Sealed};
@@ -30,8 +28,9 @@ impl Mover {
     /// Returns whether, as far as is known, no path takes a write now: all are full, or a moment ago
     /// none took one.
     pub(super) fn paths_refuse(&self) -> bool {
-        let rest = self.no_space.is_some() && self.health.iter().all(Health::resting);
-        rest || !self.health.iter().any(Health::usable)
+        let now = self.now();
+        let rest = self.no_space.is_some() && self.health.iter().all(|h| h.resting(now));
+        rest || !self.health.iter().any(|h| h.usable(now))
     }
 
     /// Has every path offered chunks again, whatever it refused before.
@@ -142,6 +141,7 @@ impl Mover {
     }
 
     fn candidates(&self, sealed: &Sealed) -> Vec<Candidate> {
+        let now = self.now();
         let one = |member: Member| {
             let Member { id, store, .. } = member;
             let tried = || sealed.tried.iter().filter(move |(path, _)| *path == id);
@@ -152,13 +152,13 @@ impl Mover {
             Candidate {
                 path: id,
                 sustained_bps: if on_probation { 1.0 } else { store.profile().share() },
-                usable: open && self.health[id.index()].usable(),
+                usable: open && self.health[id.index()].usable(now),
                 ready: store.outstanding().write_bytes < queue_bytes,
             }
         };
         let mut all: Vec<_> = self.handle.shared.paths.all().into_iter().map(one).collect();
         // A path that just failed is asked again only when no other is left.
-        let rested = |c: &Candidate| c.usable && !self.health[c.path.index()].resting();
+        let rested = |c: &Candidate| c.usable && !self.health[c.path.index()].resting(now);
         if all.iter().any(rested) {
             for candidate in &mut all {
                 candidate.usable = rested(candidate);
@@ -169,7 +169,7 @@ impl Mover {
 
     fn refused(&mut self, sealed: &mut Sealed, path: PathId, errno: Errno) {
         tracing::warn!(path = %self.path(path).capabilities().dir.display(), %errno, "write refused");
-        self.health[path.index()].refused = Some((Instant::now(), errno));
+        self.health[path.index()].refused = Some((self.now(), errno));
         sealed.tried.push((path, errno));
         self.handle.shared.counters.replaced.add(1);
     }

@@ -34,6 +34,7 @@ pub struct StoreBuilder {
     packing_bytes: u64,
     eviction: Box<dyn EvictionPolicy>,
     wait_for_leases: Duration,
+    clock: Clock,
 }
 
 impl Default for StoreBuilder {
@@ -50,6 +51,7 @@ impl Default for StoreBuilder {
             packing_bytes: 0,
             eviction: Box::new(FurthestUse),
             wait_for_leases: Duration::ZERO,
+            clock: Clock::system(),
         }
     }
 }
@@ -139,6 +141,14 @@ impl StoreBuilder {
         self
     }
 
+    /// Sets the clock that the store takes its times from, and the paths in directories with it.
+    #[cfg(any(test, feature = "testing"))]
+    #[must_use]
+    pub fn clock(mut self, clock: Clock) -> Self {
+        self.clock = clock;
+        self
+    }
+
     /// Opens the store: probes every path and makes a directory of its own in each.
     ///
     /// # Errors
@@ -149,7 +159,7 @@ impl StoreBuilder {
         let set_aside = self.set_aside_bytes();
         let arena = Arena::new(self.host_budget - set_aside)?;
         let packing = if set_aside > 0 { Some(Arena::new(set_aside)?) } else { None };
-        let clock = Clock::system();
+        let clock = self.clock;
         let mut paths: Vec<Arc<dyn PathStore>> = Vec::new();
         for path in &self.paths {
             // A path opened before one that fails removes its directory when it is dropped here.
