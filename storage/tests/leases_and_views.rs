@@ -178,7 +178,7 @@ fn empty_and_odd_lengths_are_legal() {
         assert_eq!(parts.map(|part| part.unwrap().len()).sum::<usize>(), len);
     }
     let empty = store.create("empty", DType::F32, &[3, 0, 5]).unwrap();
-    store.prefetch(&empty);
+    store.prefetch(&empty).unwrap();
     assert_eq!((empty.bytes(), empty.chunks()), (0, 0));
     assert_eq!(soon(store.lease_read(&empty, 0)).unwrap_err().kind(), ErrorKind::InvalidInput);
     store.flush().unwrap();

@@ -134,9 +134,7 @@ impl World {
             }
             Op::DropOldest => drop(self.held.pop_front()),
             Op::Prefetch { key } => {
-                if let Ok(object) = self.store.object(&name(key)) {
-                    self.store.prefetch(&object);
-                }
+                assert_eq!(self.store.prefetch(&name(key)).is_ok(), self.known(key));
             }
             Op::Evict { key } => assert_eq!(self.store.evict(&name(key)).is_ok(), self.known(key)),
             Op::Delete { key } => {

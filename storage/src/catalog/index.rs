@@ -48,21 +48,25 @@ impl Catalog {
         }
     }
 
-    pub(crate) fn remove(&mut self, key: &str) -> Result<Arc<Object>> {
-        match self.entry(key) {
-            Entry::Occupied(occupied) => Ok(occupied.remove().0),
-            Entry::Vacant(_) => Err(not_found(key)),
+    /// Takes an object's key away, if it has it still.
+    pub(crate) fn remove(&mut self, object: &Arc<Object>) -> Result<()> {
+        let key = object.key();
+        match self.entry(&key) {
+            Entry::Occupied(occupied) if Arc::ptr_eq(occupied.get(), object) => {
+                occupied.remove();
+                Ok(())
+            }
+            _ => Err(not_found(&key)),
         }
     }
 
-    pub(crate) fn rename(&mut self, from: &str, to: Key) -> Result<()> {
-        self.get(from)?;
+    pub(crate) fn rename(&mut self, object: &Arc<Object>, to: Key) -> Result<()> {
         if self.get(&to).is_ok() {
             return Err(Error::AlreadyExists { key: to.to_string() });
         }
-        let object = self.remove(from)?;
+        self.remove(object)?;
         object.set_key(to);
-        self.insert(object)
+        self.insert(Arc::clone(object))
     }
 
     /// Takes note of an object that is being put, until [`Catalog::arrived`].

@@ -17,7 +17,7 @@ use super::room::Frame;
 use super::state::Mover;
 use super::want::{Demand, Hint, Want};
 use super::worker::Job;
-use super::{Loading, Msg};
+use super::{Lent, Loading, Msg};
 
 impl Mover {
     /// Serves wants until one must wait for memory: demands first, then prefetches, then what the
@@ -75,7 +75,7 @@ impl Mover {
             }
             Want::Frame { reply, .. } => {
                 self.lent += 1;
-                reply.complete(Ok(frame));
+                reply.complete(Ok(Lent::new(frame, self.handle.clone())));
             }
         }
     }

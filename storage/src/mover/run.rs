@@ -26,6 +26,7 @@ impl Msg {
                 | Msg::Sealed { .. }
                 | Msg::Wrote { .. }
                 | Msg::Adopt(_)
+                | Msg::GivenBack
                 | Msg::Left(_)
         )
     }
@@ -83,6 +84,7 @@ impl Mover {
             Msg::Load(loading) => self.want(Want::Load(loading)),
             Msg::Frame { bytes, reply } => self.want(Want::Frame { bytes, reply }),
             Msg::Adopt(chunk) => self.adopt(chunk),
+            Msg::GivenBack => self.lent -= 1,
             Msg::Prefetch { chunks, said } => self.hint(chunks, said),
             Msg::Evict { chunks, reply } => self.evict_all(&chunks, reply),
             Msg::Flush { reply } => self.flush(reply),

@@ -99,6 +99,10 @@ impl<L> fmt::Debug for LeaseTicket<L> {
 }
 
 impl ReadLease {
+    pub(super) fn new(hold: Hold) -> Self {
+        ReadLease(hold)
+    }
+
     /// Returns what was waited for.
     pub fn waits(&self) -> Waits {
         self.0.waits()

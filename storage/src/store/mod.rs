@@ -2,14 +2,21 @@
 //! and an honest account of what happened.
 
 mod ahead;
+mod block_on;
 mod builder;
+mod copy;
 mod explain;
 mod lease;
 mod measure;
+mod moving;
+mod name;
 mod objects;
 mod parts;
 mod places;
+mod put;
+mod returned;
 mod scheduling;
+mod span;
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -22,7 +29,7 @@ use crate::metrics::CounterValues;
 use crate::mover::{Handle, Msg};
 use crate::path::PathCounters;
 use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
-use crate::ticket::ticket;
+use crate::ticket::{Completer, Ticket, ticket};
 
 use ahead::Ahead;
 
@@ -32,8 +39,11 @@ pub use builder::StoreBuilder;
 pub use explain::{Explanation, PathExplanation};
 pub use lease::{LeaseTicket, ReadLease, WriteLease};
 pub use measure::PathRates;
+pub use name::{Name, Named};
 pub use objects::{ObjectRef, Stat};
 pub use parts::Parts;
+pub use put::{Put, PutOutcome};
+pub use returned::{BoxFuture, Returned};
 
 /// How long a store that is dropped without [`Store::close`] may take to end.
 const DROP_GRACE: Duration = Duration::from_secs(10);
@@ -102,26 +112,11 @@ impl Store {
         }
     }
 
-    /// Waits until everything asked for before has been decided (not finished), so that the counters
-    /// include it.
-    ///
-    /// # Errors
-    /// [`Error::Closed`].
-    pub fn barrier(&self) -> Result<()> {
-        let (reply, done) = ticket();
-        self.0.handle.send(Msg::Barrier { reply });
-        done.wait()
-    }
-
-    /// Waits until every chunk written so far is on a path; chunks under an exclusive lease are left
-    /// out. They stay in memory.
-    ///
-    /// # Errors
-    /// [`Error::NoSpace`] when no path takes a chunk (it stays in memory); [`Error::Closed`].
-    pub fn flush(&self) -> Result<()> {
-        let (reply, done) = ticket();
-        self.0.handle.send(Msg::Flush { reply });
-        done.wait()
+    /// Sends the mover a message that it answers.
+    fn ask<T>(&self, message: impl FnOnce(Completer<T>) -> Msg) -> Ticket<T> {
+        let (reply, answer) = ticket();
+        self.0.handle.send(message(reply));
+        answer
     }
 
     /// Ends the store: what waits gets [`Error::Closed`], what is under way is waited for up to

@@ -3,7 +3,7 @@
 use crate::catalog::ChunkRef;
 use crate::error::Result;
 use crate::mover::Msg;
-use crate::ticket::ticket;
+use crate::ticket::Ticket;
 
 use super::{ObjectRef, Store};
 
@@ -18,13 +18,21 @@ impl Store {
     /// # Errors
     /// [`crate::error::Error::Closed`].
     pub fn declare(&self, this: &[ObjectRef], next: &[ObjectRef], reserve: u64) -> Result<()> {
+        self.declare_async(this, next, reserve).wait()
+    }
+
+    /// As [`Store::declare`]; in force once the ticket is answered.
+    pub fn declare_async(
+        &self,
+        this: &[ObjectRef],
+        next: &[ObjectRef],
+        reserve: u64,
+    ) -> Ticket<()> {
         let chunks = |objects: &[ObjectRef]| -> Vec<ChunkRef> {
             objects.iter().flat_map(|object| object.0.chunks()).collect()
         };
-        let (reply, done) = ticket();
         let (this, next) = (chunks(this), chunks(next));
-        self.0.handle.send(Msg::Declare { this, next, reserve, reply });
-        done.wait()
+        self.ask(|reply| Msg::Declare { this, next, reserve, reply })
     }
 
     /// Takes the declaration back: age decides again.
