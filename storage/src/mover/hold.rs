@@ -81,6 +81,10 @@ impl Handle {
                 drop(cell);
                 Ticket::answered(Err(gone(chunk)))
             }
+            Lease::Dropped => {
+                drop(cell);
+                Ticket::answered(Err(dropped(chunk)))
+            }
         }
     }
 
@@ -207,6 +211,7 @@ impl Cell {
                 Lease::Load => return (woken, true),
                 Lease::Wait => return (woken, false),
                 Lease::Gone => Err(gone(chunk)),
+                Lease::Dropped => Err(dropped(chunk)),
             };
             if let Some(waiter) = self.pop_waiter() {
                 let waits = self.waits_since(waiter.since);
@@ -225,6 +230,10 @@ impl Cell {
 
 fn gone(chunk: &ChunkRef) -> Error {
     Error::NotFound { key: chunk.key_text() }
+}
+
+fn dropped(chunk: &ChunkRef) -> Error {
+    Error::Dropped { key: chunk.key_text(), chunk: chunk.index() }
 }
 
 impl Hold {
@@ -246,6 +255,16 @@ impl Hold {
             }
             _ => &mut [],
         }
+    }
+
+    /// Says whether the bytes were changed, whatever was borrowed.
+    pub(crate) fn set_changed(&mut self, changed: bool) {
+        self.changed = changed;
+    }
+
+    /// Returns the object's key as it is now, for a message.
+    pub(crate) fn key_text(&self) -> String {
+        self.chunk.key_text()
     }
 
     /// Returns what was waited for.

@@ -1,11 +1,14 @@
 //! Finding a frame: a free run, a longer one by moving chunks that lie still, or one that a victim
 //! leaves.
 
+use std::cmp::Reverse;
+use std::collections::HashMap;
+
 use crate::arena::{FrameMut, granules_up};
 use crate::catalog::{ChunkRef, FrameSlot};
 use crate::error::Error;
 use crate::evict::Candidate;
-use crate::id::Class;
+use crate::id::{Class, ObjectId};
 use crate::residency::{Evict, Leaving};
 use crate::sync::Ordering;
 use crate::units::Bytes;
@@ -14,6 +17,9 @@ use super::state::{Mover, Victim};
 
 /// How many victims one look over the resident chunks yields; a look costs as much as all of them.
 const VICTIMS_PER_LOOK: usize = 64;
+
+/// How many objects that hold memory an error names.
+const HOLDERS_NAMED: usize = 8;
 
 /// The answer to a want of memory.
 pub(super) enum Frame {
@@ -66,16 +72,37 @@ impl Mover {
             return Frame::Never(error);
         }
         let usage = self.handle.shared.arena.usage();
-        let held = self.resident.values().filter(|chunk| chunk.cell.lock().residency.leased());
-        let holders =
-            held.take(8).map(|chunk| format!("{} ({})", chunk.key_text(), Bytes(chunk.bytes())));
         Frame::Never(Error::BudgetExhausted {
             budget: Bytes(usage.budget),
             needed: Bytes(need),
             free: Bytes(usage.budget - usage.in_use),
             largest_run: Bytes(usage.largest_run),
-            holders: holders.collect(),
+            holders: self.holders(),
         })
+    }
+
+    /// Returns whose leases and views hold memory, the largest first: the object's key and how much.
+    fn holders(&self) -> Vec<String> {
+        let mut held: HashMap<ObjectId, (u64, u64, &ChunkRef)> = HashMap::new();
+        for chunk in self.resident.values() {
+            if chunk.cell.lock().residency.leased() {
+                let of_object = held.entry(chunk.id().object).or_insert((0, 0, chunk));
+                of_object.0 += chunk.bytes();
+                of_object.1 += 1;
+            }
+        }
+        let mut held: Vec<_> = held.into_values().collect();
+        held.sort_unstable_by_key(|(bytes, _, chunk)| (Reverse(*bytes), chunk.id()));
+        let name = |(bytes, chunks, chunk): &(u64, u64, &ChunkRef)| match chunks {
+            1 => format!("{} ({})", chunk.key_text(), Bytes(*bytes)),
+            _ => format!("{} ({} in {chunks} chunks)", chunk.key_text(), Bytes(*bytes)),
+        };
+        let mut names: Vec<_> = held.iter().take(HOLDERS_NAMED).map(name).collect();
+        if let Some(more) = held.get(HOLDERS_NAMED..).filter(|more| !more.is_empty()) {
+            let bytes = more.iter().map(|(bytes, ..)| bytes).sum();
+            names.push(format!("{} others ({})", more.len(), Bytes(bytes)));
+        }
+        names
     }
 
     /// Returns whether chunks are on their way in or out.

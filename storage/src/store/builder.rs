@@ -16,10 +16,11 @@ use crate::path::{FilePathStore, Path, PathStore};
 use crate::sync::{AtomicBool, AtomicU64, Mutex};
 use crate::units::Bytes;
 
-use super::{Inner, Store};
+use super::{Inner, Making, Store};
 
 /// The settings of a store and their defaults: 1 GiB of host memory, chunks of 16 MiB, checksums on,
-/// no compression, the engine chosen per path, victims by furthest declared use. At least one path must be given.
+/// no compression, the engine chosen per path, victims by furthest declared use. At least one path must be given,
+/// but to a cache.
 #[derive(Debug)]
 pub struct StoreBuilder {
     host_budget: u64,
@@ -32,6 +33,7 @@ pub struct StoreBuilder {
     packing_bytes: u64,
     eviction: Box<dyn EvictionPolicy>,
     wait_for_leases: Duration,
+    cache: bool,
 }
 
 impl Default for StoreBuilder {
@@ -47,6 +49,7 @@ impl Default for StoreBuilder {
             packing_bytes: 0,
             eviction: Box::new(FurthestUse),
             wait_for_leases: Duration::ZERO,
+            cache: false,
         }
     }
 }
@@ -129,6 +132,14 @@ impl StoreBuilder {
         self
     }
 
+    /// Sets whether new objects are reproducible: dropped when their memory is needed, and never
+    /// written. Such a store needs no paths. [`Store::caching`] says more, and mixes both kinds.
+    #[must_use]
+    pub fn cache(mut self, on: bool) -> Self {
+        self.cache = on;
+        self
+    }
+
     /// Opens the store: probes every path and makes a directory of its own in each.
     ///
     /// # Errors
@@ -155,7 +166,7 @@ impl StoreBuilder {
             self.eviction,
             self.wait_for_leases,
         )?;
-        Ok(Store(Arc::new(Inner {
+        let inner = Inner {
             handle,
             catalog: Mutex::new(Catalog::default()),
             next_object: AtomicU64::new(0),
@@ -163,7 +174,8 @@ impl StoreBuilder {
             thread: Mutex::new(Some(thread)),
             closed: AtomicBool::new(false),
             notes,
-        })))
+        };
+        Ok(Store(Arc::new(inner), Making { reproducible: self.cache }))
     }
 
     /// Returns how much of the budget is set aside for stored bytes, in bytes, whole granules.
@@ -174,7 +186,7 @@ impl StoreBuilder {
 
     fn check(&self) -> Result<()> {
         let refuse = |what: String, why: &str| Err(Error::Config { what, why: why.to_owned() });
-        if self.paths.is_empty() && self.stores.is_empty() {
+        if self.paths.is_empty() && self.stores.is_empty() && !self.cache {
             return refuse(String::from("a store without paths"), "give at least one directory");
         }
         if self.paths.len() + self.stores.len() > usize::from(u16::MAX) {

@@ -14,6 +14,7 @@ mod objects;
 mod parts;
 mod places;
 mod put;
+mod range;
 mod returned;
 mod scheduling;
 mod span;
@@ -43,6 +44,7 @@ pub use name::{Name, Named};
 pub use objects::{ObjectRef, Stat};
 pub use parts::Parts;
 pub use put::{Put, PutOutcome};
+pub use range::{RangeLease, RangeTicket};
 pub use returned::{BoxFuture, Returned};
 
 /// How long a store that is dropped without [`Store::close`] may take to end.
@@ -67,7 +69,13 @@ const DROP_GRACE: Duration = Duration::from_secs(10);
 /// # Ok(()) }
 /// ```
 #[derive(Debug, Clone)]
-pub struct Store(Arc<Inner>);
+pub struct Store(Arc<Inner>, Making);
+
+/// How a handle on a store makes new objects.
+#[derive(Debug, Clone, Copy)]
+struct Making {
+    reproducible: bool,
+}
 
 #[derive(Debug)]
 struct Inner {
@@ -98,6 +106,33 @@ impl Store {
     /// Returns a builder with the defaults of [`StoreBuilder`].
     pub fn builder() -> StoreBuilder {
         StoreBuilder::default()
+    }
+
+    /// Returns a handle on the same store whose new objects, created or put, are reproducible or not:
+    /// the chunks of a reproducible object are dropped when their memory is needed, and are never
+    /// written to a path. A store of [`StoreBuilder::cache`] makes such objects by itself.
+    ///
+    /// To read or lease a dropped chunk fails with [`Error::Dropped`]; to put the object again brings
+    /// it back. [`Store::contains`] and [`Store::stat`] tell beforehand. What is evicted, and what a
+    /// declared schedule lets go, is dropped too; [`Store::flush`] passes it over.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use tensortier_storage::{dtype::DType, error::ErrorKind, path::Path, store::Store};
+    /// # let dir = std::env::temp_dir();
+    /// # let store = Store::builder().host_budget(8 << 20).path(Path::new(dir)).open()?;
+    /// let cache = store.caching(true);
+    /// cache.put("page.0", DType::U8, &[4096], &[1; 4096])?;
+    /// assert!(store.contains("page.0"));
+    /// store.evict("page.0")?; // or something else needed its memory
+    /// assert!(!store.contains("page.0"));
+    /// let missed = store.get_into("page.0", &mut [0; 4096]).unwrap_err();
+    /// assert_eq!(missed.kind(), ErrorKind::NotFound);
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn caching(&self, reproducible: bool) -> Store {
+        Store(Arc::clone(&self.0), Making { reproducible })
     }
 
     /// Returns what the store has done and holds. Exact when nothing is under way, or right after

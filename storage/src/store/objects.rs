@@ -34,6 +34,10 @@ pub struct Stat {
     pub host_bytes: u64,
     /// How many of its bytes have their newest version on a path.
     pub stored_bytes: u64,
+    /// Whether its chunks are dropped rather than written when their memory is needed.
+    pub reproducible: bool,
+    /// How many of its bytes were dropped: to read them fails with [`Error::Dropped`].
+    pub dropped_bytes: u64,
 }
 
 impl ObjectRef {
@@ -50,7 +54,8 @@ impl ObjectRef {
     /// Returns what is known of the object now.
     pub fn stat(&self) -> Stat {
         let object = &self.0;
-        let (mut host_bytes, mut stored_bytes) = (0, 0);
+        let (mut host_bytes, mut stored_bytes, mut dropped_bytes) = (0, 0, 0);
+        let mut reproducible = false;
         for chunk in object.chunks() {
             let cell = chunk.cell.lock();
             if matches!(cell.frame(), FrameSlot::Here(_) | FrameSlot::Out) {
@@ -59,6 +64,10 @@ impl ObjectRef {
             if cell.residency.stored == Stored::Newest {
                 stored_bytes += chunk.bytes();
             }
+            if cell.residency.dropped() {
+                dropped_bytes += chunk.bytes();
+            }
+            reproducible |= cell.residency.reproducible;
         }
         Stat {
             key: object.key(),
@@ -68,6 +77,8 @@ impl ObjectRef {
             chunk_bytes: object.chunk_bytes(),
             host_bytes,
             stored_bytes,
+            reproducible,
+            dropped_bytes,
         }
     }
 }
@@ -112,7 +123,12 @@ impl Store {
             return Err(Error::OutOfRange { key, why });
         }
         let id = ObjectId(self.0.next_object.fetch_add(1, Ordering::Relaxed));
-        Ok(Arc::new(Object::new(id, key, dtype, shape, chunk_bytes)?))
+        let object = Arc::new(Object::new(id, key, dtype, shape, chunk_bytes)?);
+        if self.1.reproducible {
+            let chunks = object.chunks();
+            chunks.for_each(|chunk| chunk.cell.lock().residency.reproducible = true);
+        }
+        Ok(object)
     }
 
     /// Returns the object of this key.
@@ -132,9 +148,10 @@ impl Store {
         Ok(Parts::new(self, self.find(object)?))
     }
 
-    /// Returns whether there is an object of this name and all of it can still be read.
+    /// Returns whether there is an object of this name and all of it can still be read: nothing of it
+    /// was dropped.
     pub fn contains(&self, object: &(impl Named + ?Sized)) -> bool {
-        self.stat(object).is_ok()
+        self.stat(object).is_ok_and(|stat| stat.dropped_bytes == 0)
     }
 
     /// Removes the object. Leases keep its bytes; its memory and space are reused when they end.
