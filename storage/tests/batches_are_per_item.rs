@@ -4,6 +4,7 @@
 
 mod common;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use common::{block_on, builder, memory, pattern, put, read, soon};
@@ -11,6 +12,7 @@ use tensortier_storage::arena::GRANULE;
 use tensortier_storage::dtype::DType;
 use tensortier_storage::error::{ErrorKind, Result};
 use tensortier_storage::path::memory::Mischief;
+use tensortier_storage::path::{Outstanding, PathStore};
 use tensortier_storage::store::{Put, Store};
 
 fn store(granules: u64) -> Store {
@@ -148,17 +150,36 @@ fn a_batch_larger_than_the_budget_goes_through_it() {
 }
 
 #[test]
-fn reads_of_a_batch_are_asked_for_ahead() {
-    // Each of eight chunks takes a path 20 ms; asked for ahead, four are under way together.
-    let slow = Mischief { delay: Duration::from_millis(1), ..Mischief::default() };
-    let store = builder(16, &[memory("slow", slow)]).open().unwrap();
+fn transfers_of_a_batch_are_under_way_together() {
+    let slow = Mischief { delay: Duration::from_millis(3), ..Mischief::default() };
+    let path = memory("slow", slow);
+    let store = builder(16, std::slice::from_ref(&path)).open().unwrap();
     let objects: Vec<_> = (0..8).map(|i| put(&store, &format!("t{i}"), 1, i)).collect();
-    assert!(store.evict_many(&objects).iter().all(Result::is_ok));
-    let before = store.stats().counters;
-    let mut buffers = vec![vec![0; 4096]; 8];
-    let got = store.get_into_many(objects.iter().zip(&mut buffers));
-    assert!(got.iter().all(Result::is_ok));
-    let did = store.stats().counters.since(&before);
-    assert_eq!(did.loads, 8);
-    assert!(buffers.iter().enumerate().all(|(i, buffer)| buffer[9] == i as u8));
+    // Returns the most that the path had to do at one time while `call` ran.
+    let most = |call: &dyn Fn(), of: fn(Outstanding) -> u64| {
+        let ended = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let watching = scope.spawn(|| {
+                let mut most = 0;
+                while !ended.load(Ordering::SeqCst) {
+                    most = most.max(of(path.outstanding()));
+                    std::thread::yield_now();
+                }
+                most
+            });
+            call();
+            ended.store(true, Ordering::SeqCst);
+            watching.join().unwrap()
+        })
+    };
+    let evict = || assert!(store.evict_many(&objects).iter().all(Result::is_ok));
+    assert!(most(&evict, |outstanding| outstanding.write_bytes) >= 4 * GRANULE);
+    let read = || {
+        let mut buffers = vec![vec![0; 4096]; 8];
+        let got = store.get_into_many(objects.iter().zip(&mut buffers));
+        assert!(got.iter().all(Result::is_ok));
+        assert!(buffers.iter().enumerate().all(|(i, buffer)| buffer[9] == i as u8));
+    };
+    assert!(most(&read, |outstanding| outstanding.read_bytes) >= 4 * GRANULE);
+    assert_eq!(store.stats().counters.loads, 8);
 }

@@ -60,7 +60,7 @@ impl Ahead {
     /// The next chunk is done with, leased or not.
     pub(super) fn pass(&mut self, chunk: &ChunkRef) {
         if self.ahead > 0 {
-            self.ahead -= chunk.bytes();
+            self.ahead = self.ahead.saturating_sub(chunk.bytes());
         } else {
             self.advance();
         }
