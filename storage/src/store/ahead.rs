@@ -8,15 +8,15 @@ use crate::mover::{Handle, Hold};
 use crate::residency::Mode;
 use crate::ticket::Ticket;
 
-use super::{ObjectRef, Store};
+use super::ObjectRef;
+use super::span::Span;
 
 /// The part of the host budget that one reader has read ahead for him.
 const BUDGET_PART: u64 = 2;
 
 /// Chunks that will be leased in order, of which some have been asked for ahead.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Ahead {
-    handle: Handle,
     /// What was not yet asked for, in order.
     rest: VecDeque<(ObjectRef, Range<u32>)>,
     /// Bytes that may be on their way or in memory before they are leased.
@@ -29,18 +29,22 @@ impl Ahead {
     /// Returns a reader's window over chunks of objects: half of the host budget, so that all paths
     /// have something to read however unequal they are, and one chunk at least.
     pub(super) fn new(
-        store: &Store,
+        handle: &Handle,
         chunks: impl IntoIterator<Item = (ObjectRef, Range<u32>)>,
     ) -> Self {
-        let handle = store.0.handle.clone();
         let window = handle.shared.arena.usage().budget / BUDGET_PART;
         let rest = chunks.into_iter().filter(|(_, chunks)| !chunks.is_empty()).collect();
-        Ahead { handle, rest, window, ahead: 0 }
+        Ahead { rest, window, ahead: 0 }
+    }
+
+    /// Returns the window over one span; there is nothing ahead of a single chunk.
+    pub(super) fn of(handle: &Handle, span: &Span) -> Self {
+        if span.indices().len() > 1 { Self::new(handle, [span.chunks()]) } else { Self::default() }
     }
 
     /// Leases the next chunk, and asks for what the window newly reaches.
-    pub(super) fn lease(&mut self, chunk: &ChunkRef, mode: Mode) -> Ticket<Hold> {
-        let ticket = self.handle.lease(chunk, mode);
+    pub(super) fn lease(&mut self, handle: &Handle, chunk: &ChunkRef, mode: Mode) -> Ticket<Hold> {
+        let ticket = handle.lease(chunk, mode);
         self.pass(chunk);
         let mut asked = Vec::new();
         while let Some(next) = self.front() {
@@ -52,7 +56,7 @@ impl Ahead {
             asked.push(next);
         }
         if !asked.is_empty() {
-            self.handle.prefetch(asked);
+            handle.prefetch(asked);
         }
         ticket
     }

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use crate::error::Result;
+use crate::mover::Handle;
 use crate::residency::Mode;
 
 use super::block_on::block_on;
@@ -164,7 +165,8 @@ impl Store {
 
     async fn copy_out(&self, span: Result<Span>, into: &mut [u8]) -> Result<()> {
         let span = span?.expect_len(into.len())?;
-        copy_parts(&span, into, &mut Ahead::new(self, [span.chunks()])).await
+        let handle = &self.0.handle;
+        copy_parts(handle, &span, into, &mut Ahead::of(handle, &span)).await
     }
 
     async fn copy_out_many<B: AsMut<[u8]>>(
@@ -172,11 +174,12 @@ impl Store {
         pairs: Vec<(Result<Span>, B)>,
     ) -> Vec<(Result<()>, B)> {
         let good = pairs.iter().filter_map(|(span, _)| span.as_ref().ok().map(Span::chunks));
-        let mut ahead = Ahead::new(self, good.collect::<Vec<_>>());
+        let handle = &self.0.handle;
+        let mut ahead = Ahead::new(handle, good);
         let mut outcomes = Vec::with_capacity(pairs.len());
         for (span, mut buffer) in pairs {
             let outcome = match span {
-                Ok(span) => copy_parts(&span, buffer.as_mut(), &mut ahead).await,
+                Ok(span) => copy_parts(handle, &span, buffer.as_mut(), &mut ahead).await,
                 Err(error) => Err(error),
             };
             outcomes.push((outcome, buffer));
@@ -187,9 +190,10 @@ impl Store {
     async fn copy_in(&self, span: Result<Span>, bytes: &[u8]) -> Result<()> {
         let span = span?.expect_len(bytes.len())?;
         let mut left = bytes;
-        let mut ahead = Ahead::new(self, [span.chunks()]);
+        let handle = &self.0.handle;
+        let mut ahead = Ahead::of(handle, &span);
         for Part { chunk, within } in span.parts() {
-            let mut hold = ahead.lease(&chunk, Mode::Write).await?;
+            let mut hold = ahead.lease(handle, &chunk, Mode::Write).await?;
             let (part, rest) = left.split_at(within.len());
             hold.bytes_mut()[within].copy_from_slice(part);
             left = rest;
@@ -199,10 +203,15 @@ impl Store {
 }
 
 /// Copies a span into a buffer as long, going through `ahead`.
-async fn copy_parts(span: &Span, into: &mut [u8], ahead: &mut Ahead) -> Result<()> {
+async fn copy_parts(
+    handle: &Handle,
+    span: &Span,
+    into: &mut [u8],
+    ahead: &mut Ahead,
+) -> Result<()> {
     let (mut left, mut parts) = (into, span.parts());
     while let Some(Part { chunk, within }) = parts.next() {
-        let hold = match ahead.lease(&chunk, Mode::Read).await {
+        let hold = match ahead.lease(handle, &chunk, Mode::Read).await {
             Ok(hold) => hold,
             Err(error) => {
                 // Whoever reads on behind this span must not wait for what is left of it.

@@ -16,6 +16,7 @@ use super::{Ahead, ObjectRef, Store};
 /// comes after the one being consumed is prefetched, by up to half of the host budget.
 #[derive(Debug)]
 pub struct Parts {
+    store: Store,
     object: ObjectRef,
     next: u32,
     /// The lease of the next, if it was asked for and not yet waited for to the end.
@@ -25,15 +26,15 @@ pub struct Parts {
 
 impl Parts {
     pub(super) fn new(store: &Store, object: ObjectRef) -> Self {
-        let ahead = Ahead::new(store, [Span::whole(object.clone()).chunks()]);
-        Parts { object, next: 0, asked: None, ahead }
+        let ahead = Ahead::of(&store.0.handle, &Span::whole(object.clone()));
+        Parts { store: store.clone(), object, next: 0, asked: None, ahead }
     }
 
     /// As [`Iterator::next`], without blocking. Dropped before its end it loses no part.
     pub async fn next_async(&mut self) -> Option<Result<Bytes>> {
         if self.asked.is_none() {
             let chunk = self.object.0.chunk(self.next).ok()?;
-            self.asked = Some(self.ahead.lease(&chunk, Mode::Read));
+            self.asked = Some(self.ahead.lease(&self.store.0.handle, &chunk, Mode::Read));
         }
         let answer = self.asked.as_mut()?.await;
         self.asked = None;

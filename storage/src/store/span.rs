@@ -58,19 +58,27 @@ impl Span {
 
     /// Returns the object and which of its chunks the span touches.
     pub(super) fn chunks(&self) -> (ObjectRef, Range<u32>) {
-        let size = self.object.0.chunk_bytes().max(1);
-        let chunks = match self.range.is_empty() {
-            true => 0..0,
-            false => (self.range.start / size) as u32..self.range.end.div_ceil(size) as u32,
-        };
-        (self.object.clone(), chunks)
+        (self.object.clone(), self.indices())
+    }
+
+    /// Returns the indices of the chunks that the span touches.
+    pub(super) fn indices(&self) -> Range<u32> {
+        if self.range.is_empty() {
+            return 0..0;
+        }
+        // Most objects have one chunk, and a division costs as much as a lease's bookkeeping.
+        if self.object.chunks() == 1 {
+            return 0..1;
+        }
+        let size = self.object.0.chunk_bytes();
+        (self.range.start / size) as u32..self.range.end.div_ceil(size) as u32
     }
 
     /// Returns the parts in order; none of them is empty.
-    pub(super) fn parts(&self) -> impl Iterator<Item = Part> + use<> {
-        let (object, chunks) = self.chunks();
-        let (range, size) = (self.range.clone(), object.0.chunk_bytes());
-        chunks.filter_map(move |index| {
+    pub(super) fn parts(&self) -> impl Iterator<Item = Part> + Send {
+        let Span { object, range } = self;
+        let size = object.0.chunk_bytes();
+        self.indices().filter_map(move |index| {
             let start = u64::from(index) * size;
             let within = range.start.max(start) - start..range.end.min(start + size) - start;
             let chunk = object.0.chunk(index).ok()?;
