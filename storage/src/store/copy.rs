@@ -21,7 +21,8 @@ impl Store {
     }
 
     /// As [`Store::get_into`], without blocking, and gives the buffer back. Begins when it is first
-    /// polled, and copies then, as chunks arrive.
+    /// polled, and copies then, as chunks arrive. A chunk that arrived holds memory until it is polled:
+    /// many of these at once in little memory want [`super::StoreBuilder::wait_for_leases`].
     ///
     /// # Errors
     /// As [`Store::get_into`], with the buffer.
