@@ -66,7 +66,7 @@ impl OneStore {
     /// # Errors
     /// Those of the store.
     pub fn load_prefetched(&self) -> Result<(), Failure> {
-        self.store.prefetch(&self.object);
+        self.store.prefetch(&self.object)?;
         for chunk in 0..self.object.chunks() {
             self.store.lease_read(&self.object, chunk).wait()?;
         }

@@ -86,7 +86,7 @@ impl Optimizer {
             self.schedule.declare(&objects(todo), &objects(&next), self.plan.reserve_bytes)?;
         } else {
             for index in todo.iter().take(READ_AHEAD) {
-                self.store.prefetch(&self.objects[*index]);
+                self.store.prefetch(&self.objects[*index])?;
             }
         }
         Ok(())
@@ -96,7 +96,8 @@ impl Optimizer {
         if self.plan.options.eviction == Eviction::Lru
             && let Some(index) = todo.get(position + READ_AHEAD)
         {
-            self.store.prefetch(&self.objects[*index]);
+            // Why a hint failed is said by the lease that follows it.
+            let _ = self.store.prefetch(&self.objects[*index]);
         }
     }
 

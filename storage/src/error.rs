@@ -220,6 +220,14 @@ pub enum Error {
         /// The key.
         key: String,
     },
+    /// A reproducible object's bytes were dropped to make room, as was agreed when it was made.
+    #[error("{key} (chunk {chunk}) was dropped from memory; make its bytes again and put them")]
+    Dropped {
+        /// The object's key.
+        key: String,
+        /// The first chunk that was found missing, by its index in the object.
+        chunk: u32,
+    },
     /// There is already an object of this key.
     #[error("{key} exists already; delete it first, or put to replace it")]
     AlreadyExists {
@@ -293,7 +301,7 @@ impl fmt::Display for Fate {
 pub enum ErrorKind {
     /// A setting, argument, key or range is wrong.
     InvalidInput,
-    /// No such object.
+    /// No such object, or no longer: it was reproducible and its bytes were dropped.
     NotFound,
     /// The object exists already.
     AlreadyExists,
@@ -321,7 +329,7 @@ impl Error {
             | Error::KeyTooLong { .. }
             | Error::OutOfRange { .. }
             | Error::BadFile { .. } => ErrorKind::InvalidInput,
-            Error::NotFound { .. } => ErrorKind::NotFound,
+            Error::NotFound { .. } | Error::Dropped { .. } => ErrorKind::NotFound,
             Error::AlreadyExists { .. } => ErrorKind::AlreadyExists,
             Error::BudgetExhausted { .. } | Error::BudgetTooSmall { .. } => ErrorKind::Budget,
             Error::PathUnusable { .. } | Error::System { .. } => ErrorKind::Io,

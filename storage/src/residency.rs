@@ -82,6 +82,9 @@ pub(crate) struct Residency {
     pub(crate) deleted: bool,
     /// Writes that hang and still read the frame.
     pub(crate) pins: u8,
+    /// Its contents can be made again: they are never written to a path, and are dropped when the
+    /// chunk leaves memory.
+    pub(crate) reproducible: bool,
 }
 
 /// The answer to a wish for a lease.
@@ -97,6 +100,8 @@ pub(crate) enum Lease {
     Gone,
     /// A write that hangs reads the frame, and nothing under way ends that.
     Pinned,
+    /// Its contents were dropped.
+    Dropped,
 }
 
 /// The answer to a prefetch.
@@ -137,9 +142,18 @@ pub(crate) enum After {
 }
 
 impl Residency {
-    /// Returns whether memory holds something no path has.
+    /// Returns whether memory holds something that a path must have before it may leave.
     pub(crate) fn dirty(&self) -> bool {
-        self.host == Host::Valid && self.newest != Version(0) && self.stored != Stored::Newest
+        self.host == Host::Valid && !self.reproducible && self.only_in_memory()
+    }
+
+    /// Returns whether the contents were dropped: there were some, and they are nowhere.
+    pub(crate) fn dropped(&self) -> bool {
+        self.host == Host::None && self.only_in_memory()
+    }
+
+    fn only_in_memory(&self) -> bool {
+        self.newest != Version(0) && self.stored != Stored::Newest
     }
 
     /// Returns whether a lease holds the chunk.
@@ -169,7 +183,7 @@ impl Residency {
 
     /// Returns whether a prefetch would have to load the chunk.
     pub(crate) fn wants_load(&self) -> bool {
-        self.host == Host::None && !self.deleted
+        self.host == Host::None && !self.deleted && !self.dropped()
     }
 
     /// Returns whether nothing will be read from or recorded as the copy on a path any more.
@@ -197,6 +211,7 @@ impl Residency {
             return Lease::Gone;
         }
         match self.host {
+            Host::None if self.dropped() => return Lease::Dropped,
             Host::None => {
                 self.host = Host::Filling;
                 return Lease::Load;
@@ -259,7 +274,7 @@ impl Residency {
     /// A prefetch wants the chunk.
     pub(crate) fn prefetch(&mut self) -> Prefetch {
         match self.host {
-            _ if self.deleted => Prefetch::Needless { rescued: false },
+            _ if self.deleted || self.dropped() => Prefetch::Needless { rescued: false },
             Host::None => {
                 self.host = Host::Filling;
                 Prefetch::Load
@@ -438,6 +453,12 @@ mod tests {
         Event::Unpin,
     ];
 
+    /// A chunk as it begins, of either kind.
+    fn starts() -> Vec<Residency> {
+        let kind = |reproducible| Residency { reproducible, ..Residency::default() };
+        vec![kind(false), kind(true)]
+    }
+
     /// Whether the world can produce the event in this state.
     fn possible(state: &Residency, event: Event) -> bool {
         match event {
@@ -471,12 +492,13 @@ mod tests {
                     Lease::Wait => assert_eq!(old, new),
                     Lease::Pinned => assert!(old == new && old.pins > 0 && mode == Mode::Write),
                     Lease::Gone => assert!(old.deleted),
+                    Lease::Dropped => assert!(old.reproducible && old.dropped() && old == new),
                 }
                 false
             }
             Event::Prefetch => {
                 let load = new.prefetch() == Prefetch::Load;
-                assert_eq!(load, old.host == Host::None && !old.deleted);
+                assert_eq!(load, old.wants_load());
                 false
             }
             Event::UnleaseRead => new.unlease_read() == After::Drop,
@@ -490,6 +512,7 @@ mod tests {
             Event::Flush => {
                 let answer = new.flush();
                 assert!(answer != Evict::Nothing || !old.dirty() || old.deleted);
+                assert!(!old.reproducible || !matches!(answer, Evict::WriteBack | Evict::UnderWay));
                 false
             }
             Event::StartDrain => {
@@ -522,18 +545,18 @@ mod tests {
             state.pins == 0 || (state.host == Host::Valid && !state.writer),
             "{old:?} {event:?}"
         );
-        // Nothing newest is ever lost: only a deleted or stored (or never written) chunk leaves.
-        let left = old.host == Host::Valid && state.host == Host::None;
-        assert!(
-            !left
-                || old.deleted
-                || state.deleted
-                || !{
-                    let mut was = state.clone();
-                    was.host = Host::Valid;
-                    was.dirty()
-                }
-        );
+        // Nothing newest is ever lost: only a deleted, a stored, a never written or a reproducible
+        // chunk leaves.
+        assert!(!state.dropped() || state.deleted || state.reproducible, "{old:?} {event:?}");
+        // What is reproducible costs no I/O, and what was dropped never comes back as something else.
+        if state.reproducible {
+            assert_eq!(
+                (state.drain, state.stored),
+                (Drain::None, Stored::None),
+                "{old:?} {event:?}"
+            );
+            assert!(!old.dropped() || state.dropped(), "{old:?} {event:?}");
+        }
         if state.drain == Drain::Active {
             assert_eq!(state.newest, old.newest, "what drains does not change: {old:?} {event:?}");
         }
@@ -542,7 +565,7 @@ mod tests {
     #[test]
     fn every_reachable_state_keeps_the_invariants() {
         let mut seen: HashSet<Residency> = HashSet::new();
-        let mut open = vec![Residency::default()];
+        let mut open = starts();
         while let Some(state) = open.pop() {
             if !seen.insert(state.clone()) {
                 continue;
@@ -563,7 +586,7 @@ mod tests {
         // From every reachable state: finish what is under way, end the leases; then a write lease
         // must be granted at once or after one load, unless the object is deleted.
         let mut seen: HashSet<Residency> = HashSet::new();
-        let mut open = vec![Residency::default()];
+        let mut open = starts();
         while let Some(state) = open.pop() {
             if !seen.insert(state.clone()) {
                 continue;
@@ -597,7 +620,9 @@ mod tests {
             // A chunk told to leave for good while dirty and leased is written by a later flush.
             let owed = quiet.leaving == Leaving::ForGood && quiet.dirty();
             assert!(
-                matches!(granted, Lease::Granted { .. } | Lease::Gone) || owed,
+                matches!(granted, Lease::Granted { .. } | Lease::Gone)
+                    || owed
+                    || (granted == Lease::Dropped && quiet.reproducible),
                 "{state:?} {quiet:?}"
             );
             let events = EVENTS.into_iter().filter(|event| possible(&state, *event));

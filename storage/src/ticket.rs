@@ -67,7 +67,16 @@ impl<T> Ticket<T> {
         }
     }
 
-    /// Blocks until the answer is there and returns it.
+    /// Blocks until the answer is there and returns it. There is one answer, so nobody waits twice:
+    ///
+    /// ```compile_fail,E0382
+    /// # use tensortier_storage::store::Store;
+    /// fn twice(store: &Store) {
+    ///     let flushed = store.flush_async();
+    ///     let _ = flushed.wait();
+    ///     let _ = flushed.wait(); // it was given away
+    /// }
+    /// ```
     ///
     /// # Errors
     /// Whatever the operation failed with; [`Error::Closed`] if the store went away.

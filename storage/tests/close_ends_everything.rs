@@ -38,7 +38,7 @@ fn all_who_wait_are_told() {
     let held = soon(store.lease_read(&objects[11], 0)).unwrap();
     let behind = store.lease_write(&objects[11], 0);
     let loads: Vec<_> = objects[..8].iter().map(|object| store.lease_read(object, 0)).collect();
-    objects.iter().for_each(|object| store.prefetch(object));
+    objects.iter().for_each(|object| store.prefetch(object).unwrap());
     let calls: Vec<_> = (0..4u8)
         .map(|kind| {
             let store = store.clone();

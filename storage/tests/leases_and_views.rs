@@ -4,14 +4,11 @@
 
 mod common;
 
-use std::future::Future;
-use std::pin::pin;
-use std::sync::Arc;
-use std::task::{Context, Poll, Wake, Waker};
-use std::thread::Thread;
 use std::time::Duration;
 
-use common::{PATIENCE, builder, eventually, memory, one_chunk, put, read, soon};
+use common::{
+    PATIENCE, block_on, builder, eventually, memory, one_chunk, pattern, put, read, soon,
+};
 use tensortier_storage::arena::GRANULE;
 use tensortier_storage::dtype::DType;
 use tensortier_storage::error::{Error, ErrorKind};
@@ -21,25 +18,6 @@ use tensortier_storage::store::Store;
 fn store(granules: u64, delay: Duration) -> Store {
     let mischief = Mischief { delay, ..Mischief::default() };
     builder(granules, &[memory("path", mischief)]).open().unwrap()
-}
-
-/// The smallest executor: polls, and sleeps until woken.
-fn block_on<F: Future>(future: F) -> F::Output {
-    struct Unpark(Thread);
-    impl Wake for Unpark {
-        fn wake(self: Arc<Self>) {
-            self.0.unpark();
-        }
-    }
-    let mut future = pin!(future);
-    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-    let mut cx = Context::from_waker(&waker);
-    loop {
-        match future.as_mut().poll(&mut cx) {
-            Poll::Ready(output) => return output,
-            Poll::Pending => std::thread::park_timeout(PATIENCE),
-        }
-    }
 }
 
 #[test]
@@ -133,6 +111,82 @@ fn a_write_lease_that_changes_nothing_makes_nothing_dirty() {
 }
 
 #[test]
+fn what_a_writer_says_it_changed_is_what_is_written() {
+    let store = store(8, Duration::ZERO);
+    let object = put(&store, "a", 1, 1);
+    store.flush().unwrap();
+    let before = store.stats().counters;
+    let borrowed = || {
+        let mut lease = soon(store.lease_write(&object, 0)).unwrap();
+        assert_eq!(lease.iter_mut().len(), GRANULE as usize);
+        lease
+    };
+    borrowed().unchanged();
+    borrowed().changed(7..7).unwrap();
+    store.evict(&object).unwrap();
+    assert_eq!(store.stats().counters.since(&before).written, 0);
+    let mut lease = borrowed();
+    lease[7] = 9;
+    lease.changed(7..8).unwrap();
+    store.evict(&object).unwrap();
+    assert_eq!(store.stats().counters.since(&before).written, 1);
+    assert_eq!(read(&store, "a").unwrap()[6..9], [1, 9, 1]);
+    // A range that is not there says nothing: all of it counts as changed.
+    let error = borrowed().changed(4096..4097).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    store.evict(&object).unwrap();
+    assert_eq!(store.stats().counters.since(&before).written, 2);
+}
+
+#[test]
+fn views_are_named_among_the_holders_whatever_became_of_their_object() {
+    let store = store(8, Duration::ZERO);
+    let view = |key: &str| store.get(key).unwrap().next().unwrap().unwrap();
+    (0..4u8).for_each(|i| drop(put(&store, &format!("view {i}"), 2, i)));
+    let views: Vec<_> = (0..4).map(|i| view(&format!("view {i}"))).collect();
+    store.rename("view 1", "renamed").unwrap();
+    store.delete("view 2").unwrap();
+    // To replace one is to want memory beside it.
+    let error = store.put("view 3", DType::U8, &[1], &[1]).unwrap_err();
+    let Error::BudgetExhausted { mut holders, .. } = error else { panic!("{error}") };
+    holders.sort();
+    let named =
+        ["renamed (8.00 KiB)", "view 0 (8.00 KiB)", "view 2 (8.00 KiB)", "view 3 (8.00 KiB)"];
+    assert_eq!(holders, named);
+    let slice = views[2].slice(5000..5001);
+    drop(views);
+    put(&store, "more", 4, 7);
+    assert_eq!((slice[0], store.stats().host.in_use), (2, 8 * GRANULE));
+}
+
+#[test]
+fn many_holders_are_named_in_a_few_words() {
+    let builder = builder(20, &[memory("path", Mischief::default())]);
+    let store = builder.chunk_bytes(GRANULE).open().unwrap();
+    let large = store.create("large", DType::U8, &[8 * GRANULE]).unwrap();
+    let range = store.lease_range_read(&large, 0..8 * GRANULE).wait().unwrap();
+    let small: Vec<_> = (0..12).map(|i| put(&store, &format!("t{i}"), 1, i)).collect();
+    let leases: Vec<_> = small.iter().map(|object| soon(store.lease_read(object, 0))).collect();
+    let error = soon(store.lease_read(&one_chunk(&store, "one", 1), 0)).unwrap_err();
+    let Error::BudgetExhausted { holders, .. } = error else { panic!("{error}") };
+    assert_eq!((holders.len(), &*holders[0]), (9, "large (32.0 KiB in 8 chunks)"));
+    assert_eq!(holders[8], "5 others (20.0 KiB)");
+    drop((range, leases));
+}
+
+#[test]
+fn one_of_many_tickets_is_waited_for_alone() {
+    let store = store(4, Duration::from_millis(1));
+    let objects: Vec<_> = (0..4).map(|i| put(&store, &format!("t{i}"), 1, i)).collect();
+    store.evict_many(&objects).into_iter().for_each(|evicted| evicted.unwrap());
+    let mut tickets: Vec<_> = objects.iter().map(|object| store.lease_read(object, 0)).collect();
+    assert_eq!(soon(tickets.remove(2)).unwrap()[0], 2);
+    eventually("all are there", || tickets.iter().all(|ticket| ticket.is_ready()));
+    let left: Vec<_> = tickets.into_iter().map(|ticket| soon(ticket).unwrap()[0]).collect();
+    assert_eq!(left, [0, 1, 3]);
+}
+
+#[test]
 fn tickets_are_futures() {
     let store = store(4, Duration::from_millis(1));
     let objects: Vec<_> = (0..12).map(|i| put(&store, &format!("t{i}"), 1, i)).collect();
@@ -164,28 +218,6 @@ fn a_limited_wait_returns_the_ticket_and_any_limit_is_legal() {
 }
 
 #[test]
-fn empty_and_odd_lengths_are_legal() {
-    let store =
-        builder(8, &[memory("path", Mischief::default())]).chunk_bytes(5000).open().unwrap();
-    for len in [0usize, 1, 511, 513, 4095, 4096, 4097, 4999, 5000, 5001, 28_824] {
-        let bytes: Vec<u8> = (0..len).map(|i| (i % 251) as u8).collect();
-        store.put("odd", DType::U8, &[len as u64], &bytes).unwrap();
-        store.evict("odd").unwrap();
-        assert_eq!(read(&store, "odd").unwrap(), bytes);
-        store.get_range_into("odd", len as u64..len as u64, &mut []).unwrap();
-        let parts = store.get("odd").unwrap();
-        assert_eq!(parts.len(), len.div_ceil(5000));
-        assert_eq!(parts.map(|part| part.unwrap().len()).sum::<usize>(), len);
-    }
-    let empty = store.create("empty", DType::F32, &[3, 0, 5]).unwrap();
-    store.prefetch(&empty);
-    assert_eq!((empty.bytes(), empty.chunks()), (0, 0));
-    assert_eq!(soon(store.lease_read(&empty, 0)).unwrap_err().kind(), ErrorKind::InvalidInput);
-    store.flush().unwrap();
-    store.delete("empty").unwrap();
-}
-
-#[test]
 fn a_lease_of_a_deleted_scheduled_chunk_ends_quietly() {
     let store = store(4, Duration::ZERO);
     let objects: Vec<_> = (0..8).map(|i| one_chunk(&store, &format!("t{i}"), 1)).collect();
@@ -200,4 +232,50 @@ fn a_lease_of_a_deleted_scheduled_chunk_ends_quietly() {
         store.barrier().unwrap();
     }
     assert_eq!(store.stats().host.in_use, 0);
+}
+
+#[test]
+fn a_ranged_lease_loads_and_holds_only_what_it_touches() {
+    let mischief = Mischief { delay: Duration::from_millis(1), ..Mischief::default() };
+    let builder = builder(8, &[memory("path", mischief)]).chunk_bytes(GRANULE);
+    let store = builder.open().unwrap();
+    let bytes = pattern(7 * 4096, 1);
+    let object = store.put("a", DType::U8, &[bytes.len() as u64], &bytes).unwrap();
+    store.evict("a").unwrap();
+    let before = store.stats().counters;
+    let ticket = store.lease_range_read("a", 5_000..13_000);
+    let ticket = ticket.wait_timeout(Duration::ZERO).unwrap_err();
+    assert!(!ticket.is_ready());
+    let lease = block_on(ticket).unwrap();
+    let lengths: Vec<_> = lease.slices().map(<[u8]>::len).collect();
+    assert_eq!(lengths, [3_192, 4_096, 712]);
+    assert_eq!(lease.slices().flatten().copied().collect::<Vec<_>>(), bytes[5_000..13_000]);
+    assert_eq!(store.stats().counters.since(&before).loads, 3);
+    assert!(lease.as_slice().is_none());
+    let one = store.lease_range_read(&object, 4_100..8_000).wait().unwrap();
+    assert_eq!(one.as_slice(), Some(&bytes[4_100..8_000]));
+    drop(one);
+    // A writer of what it holds waits, one of what lies beside does not; its views keep it on.
+    let writer = store.lease_write(&object, 2);
+    drop(soon(store.lease_write(&object, 4)).unwrap());
+    let views = lease.into_views();
+    assert!(!writer.is_ready());
+    store.close(PATIENCE).unwrap();
+    assert_eq!(views.concat(), bytes[5_000..13_000]);
+    let error = store.lease_range_read(&object, 0..1).wait_timeout(PATIENCE).unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Closed);
+}
+
+#[test]
+fn a_ranged_lease_that_fails_or_is_dropped_keeps_nothing() {
+    let store = builder(4, &[memory("path", Mischief::default())]).chunk_bytes(GRANULE).open();
+    let store = store.unwrap();
+    let object = store.create("a", DType::U8, &[16 * GRANULE]).unwrap();
+    for _ in 0..20 {
+        let error = store.lease_range_read(&object, 0..5 * GRANULE).wait().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Budget);
+        drop(store.lease_range_read(&object, 8 * GRANULE..12 * GRANULE));
+    }
+    let all = store.lease_range_read(&object, 12 * GRANULE..16 * GRANULE);
+    assert_eq!(all.wait_timeout(PATIENCE).unwrap().unwrap().len() as u64, 4 * GRANULE);
 }

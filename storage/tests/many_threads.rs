@@ -66,7 +66,7 @@ fn on_shared(store: &Store, numbers: &mut Numbers, own: u8) {
         4 => {
             drop(store.lease_read(&object, chunk));
             drop(store.lease_write(&object, chunk));
-            store.prefetch(&object);
+            store.prefetch(&object).unwrap();
             Ok(())
         }
         _ => {

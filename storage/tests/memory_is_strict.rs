@@ -139,7 +139,7 @@ fn prefetching_everything_does_not_stand_in_the_way_of_a_demand() {
     let store = builder(8, &[memory("path", slow(1))]).open().unwrap();
     let objects: Vec<_> = (0..40).map(|i| put(&store, &format!("t{i}"), 1, i)).collect();
     (0..40).for_each(|i| store.evict(&format!("t{i}")).unwrap());
-    objects.iter().for_each(|object| store.prefetch(object));
+    objects.iter().for_each(|object| store.prefetch(object).unwrap());
     for (i, object) in objects.iter().enumerate().rev() {
         assert_eq!(usize::from(soon(store.lease_read(object, 0)).unwrap()[7]), i);
     }

@@ -3,14 +3,14 @@
 
 #![allow(clippy::unwrap_used, reason = "a test's helpers fail like the test itself")]
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use proptest::prelude::*;
 use tensortier_storage::arena::GRANULE;
 use tensortier_storage::dtype::DType;
-use tensortier_storage::error::ErrorKind;
+use tensortier_storage::error::{Error, ErrorKind};
 use tensortier_storage::path::PathStore;
 use tensortier_storage::path::memory::{MemoryPath, Mischief};
 use tensortier_storage::store::{Compression, ReadLease, Store};
@@ -18,9 +18,10 @@ use tensortier_storage::store::{Compression, ReadLease, Store};
 #[derive(Debug, Clone)]
 enum Op {
     Create { key: u8, len: u16 },
-    Put { key: u8, len: u16, dtype: DType, seed: u8 },
+    Put { key: u8, len: u16, dtype: DType, seed: u8, cached: bool },
     Get { key: u8 },
     GetRange { key: u8, from: u16, len: u16 },
+    WriteRange { key: u8, from: u16, len: u16, seed: u8 },
     Change { key: u8, chunk: u8, at: u16, value: u8 },
     HoldRead { key: u8, chunk: u8 },
     DropOldest,
@@ -35,8 +36,10 @@ fn op() -> impl Strategy<Value = Op> {
     let key = 0u8..6;
     prop_oneof![
         (key.clone(), 0u16..20_000).prop_map(|(key, len)| Op::Create { key, len }),
-        (key.clone(), 0u16..20_000, dtype(), any::<u8>())
-            .prop_map(|(key, len, dtype, seed)| Op::Put { key, len, dtype, seed }),
+        (key.clone(), 0u16..20_000, dtype(), any::<u8>(), prop::bool::weighted(0.2))
+            .prop_map(|(key, len, dtype, seed, cached)| Op::Put { key, len, dtype, seed, cached }),
+        (key.clone(), any::<u16>(), any::<u16>(), any::<u8>())
+            .prop_map(|(key, from, len, seed)| Op::WriteRange { key, from, len, seed }),
         key.clone().prop_map(|key| Op::Get { key }),
         (key.clone(), any::<u16>(), any::<u16>()).prop_map(|(key, from, len)| Op::GetRange {
             key,
@@ -63,6 +66,8 @@ struct World {
     store: Store,
     chunk: usize,
     model: BTreeMap<String, Vec<u8>>,
+    /// Objects whose chunks may be dropped.
+    cached: BTreeSet<String>,
     held: VecDeque<(ReadLease, Vec<u8>)>,
 }
 
@@ -100,12 +105,14 @@ impl World {
                     Err(error) => assert!(known, "{error}"),
                 }
             }
-            Op::Put { key, len, dtype, seed } => {
+            Op::Put { key, len, dtype, seed, cached } => {
                 let elements = u64::from(len) / dtype.bytes();
                 let new = bytes((elements * dtype.bytes()) as usize, seed);
-                match self.store.put(&name(key), dtype, &[elements], &new) {
+                match self.store.caching(cached).put(&name(key), dtype, &[elements], &new) {
                     Ok(_) => {
                         self.model.insert(name(key), new);
+                        self.cached.remove(&name(key));
+                        self.cached.extend(cached.then(|| name(key)));
                     }
                     Err(error) => self.expect_budget(&error),
                 }
@@ -118,9 +125,10 @@ impl World {
                 let mut into = vec![0; to - from];
                 match self.store.get_range_into(&name(key), from as u64..to as u64, &mut into) {
                     Ok(()) => assert_eq!(into, all[from..to]),
-                    Err(error) => self.expect_budget(&error),
+                    Err(error) => self.expect_miss(key, &error),
                 }
             }
+            Op::WriteRange { key, from, len, seed } => self.write_range(key, from, len, seed),
             Op::Change { key, chunk, at, value } => self.change(key, chunk, at, value),
             Op::HoldRead { key, chunk } => {
                 let Some((object, index, range)) = self.pick(key, chunk) else { return };
@@ -129,19 +137,18 @@ impl World {
                         let expect = self.model[&name(key)][range].to_vec();
                         self.held.push_back((lease, expect));
                     }
-                    Err(error) => self.expect_budget(&error),
+                    Err(error) => self.expect_miss(key, &error),
                 }
             }
             Op::DropOldest => drop(self.held.pop_front()),
             Op::Prefetch { key } => {
-                if let Ok(object) = self.store.object(&name(key)) {
-                    self.store.prefetch(&object);
-                }
+                assert_eq!(self.store.prefetch(&name(key)).is_ok(), self.known(key));
             }
             Op::Evict { key } => assert_eq!(self.store.evict(&name(key)).is_ok(), self.known(key)),
             Op::Delete { key } => {
                 assert_eq!(self.store.delete(&name(key)).is_ok(), self.known(key));
                 self.model.remove(&name(key));
+                self.cached.remove(&name(key));
             }
             Op::Rename { from, to } => {
                 let legal = self.known(from) && !self.known(to);
@@ -149,6 +156,9 @@ impl World {
                 if legal {
                     let moved = self.model.remove(&name(from)).unwrap();
                     self.model.insert(name(to), moved);
+                    if self.cached.remove(&name(from)) {
+                        self.cached.insert(name(to));
+                    }
                 }
             }
             Op::Flush => self.store.flush().unwrap(),
@@ -194,8 +204,21 @@ impl World {
                 lease[at] = value;
                 model[at] = value;
             }
-            Err(error) => self.expect_budget(&error),
+            Err(error) => self.expect_miss(key, &error),
         }
+    }
+
+    /// Writes a range, unless the test holds a lease that it would wait for.
+    fn write_range(&mut self, key: u8, from: u16, len: u16, seed: u8) {
+        if !self.held.is_empty() || self.cached.contains(&name(key)) {
+            return;
+        }
+        let Some(model) = self.model.get_mut(&name(key)) else { return };
+        let from = usize::from(from) % (model.len() + 1);
+        let to = (from + usize::from(len)).min(model.len());
+        let new = bytes(to - from, seed);
+        model[from..to].copy_from_slice(&new);
+        self.store.write_range(&name(key), from as u64..to as u64, &new).unwrap();
     }
 
     fn check(&self, key: u8) {
@@ -208,14 +231,25 @@ impl World {
         for part in parts {
             match part {
                 Ok(part) => got.extend_from_slice(&part),
-                Err(error) => return self.expect_budget(&error),
+                Err(error) => return self.expect_miss(key, &error),
             }
         }
         assert_eq!(&got, &self.model[&name(key)]);
     }
 
+    /// What may be dropped may be missing.
+    fn expect_miss(&self, key: u8, error: &Error) {
+        match error {
+            Error::Dropped { .. } => {
+                assert!(self.cached.contains(&name(key)), "{error}");
+                assert!(!self.store.contains(&name(key)));
+            }
+            _ => self.expect_budget(error),
+        }
+    }
+
     /// Only leases that the test itself holds may exhaust the budget.
-    fn expect_budget(&self, error: &tensortier_storage::error::Error) {
+    fn expect_budget(&self, error: &Error) {
         assert_eq!(error.kind(), ErrorKind::Budget, "{error}");
         assert!(!self.held.is_empty(), "{error}");
     }
@@ -257,7 +291,7 @@ proptest! {
             builder = builder.path_store(Arc::clone(path) as Arc<dyn PathStore>);
         }
         let store = builder.open().unwrap();
-        let mut world = World { store, chunk, model: BTreeMap::new(), held: VecDeque::new() };
+        let mut world = World { store, chunk, model: BTreeMap::new(), cached: BTreeSet::new(), held: VecDeque::new() };
         for op in ops {
             world.apply(op);
         }

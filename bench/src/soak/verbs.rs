@@ -277,7 +277,8 @@ impl Worker<'_> {
     pub(super) fn prefetch(&mut self, operation: &Operation) -> Done {
         let key = self.any_key(operation);
         if self.expected(&key).is_some() {
-            self.common.store.prefetch(&self.object(&key)?);
+            let prefetch = self.common.store.prefetch(&key);
+            return prefetch.map_err(|error| format!("prefetching {key}: {error}"));
         }
         Ok(())
     }

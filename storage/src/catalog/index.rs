@@ -59,13 +59,17 @@ impl Catalog {
         }
     }
 
-    pub(crate) fn remove(&mut self, key: &str) -> Result<Arc<Object>> {
-        let object = match self.entry(key) {
-            Entry::Occupied(occupied) => occupied.remove().0,
-            Entry::Vacant(_) => return Err(not_found(key)),
-        };
+    /// Takes an object's key away, if it has it still.
+    pub(crate) fn remove(&mut self, object: &Arc<Object>) -> Result<()> {
+        let key = object.key();
+        match self.entry(&key) {
+            Entry::Occupied(occupied) if Arc::ptr_eq(occupied.get(), object) => {
+                occupied.remove();
+            }
+            _ => return Err(not_found(&key)),
+        }
         self.arena.remove_metadata(object.memory_bytes());
-        Ok(object)
+        Ok(())
     }
 
     fn charge(&self, object: &Object) -> Result<()> {
@@ -89,18 +93,17 @@ impl Catalog {
         })
     }
 
-    pub(crate) fn rename(&mut self, from: &str, to: Key) -> Result<()> {
-        self.get(from)?;
+    pub(crate) fn rename(&mut self, object: &Arc<Object>, to: Key) -> Result<()> {
         if self.get(&to).is_ok() {
             return Err(Error::AlreadyExists { key: to.to_string() });
         }
-        let object = self.remove(from)?;
+        self.remove(object)?;
         let old = object.set_key(&to);
-        let renamed = self.insert(Arc::clone(&object));
+        let renamed = self.insert(Arc::clone(object));
         if renamed.is_err() {
             // A longer key was too much; the old one was not.
             object.set_key(&old);
-            self.insert(object)?;
+            self.insert(Arc::clone(object))?;
         }
         renamed
     }

@@ -38,6 +38,12 @@ impl Borrow<str> for Key {
     }
 }
 
+impl AsRef<str> for Key {
+    fn as_ref(&self) -> &str {
+        &self.0
+    }
+}
+
 impl std::ops::Deref for Key {
     type Target = str;
     fn deref(&self) -> &str {

@@ -101,6 +101,10 @@ impl Handle {
                 Ticket::answered(Err(gone(chunk)))
             }
             Lease::Pinned => Ticket::answered(Err(cell.pinned(chunk))),
+            Lease::Dropped => {
+                drop(cell);
+                Ticket::answered(Err(dropped(chunk)))
+            }
         }
     }
 
@@ -238,6 +242,7 @@ impl Cell {
                 Lease::Wait => return (woken, false),
                 Lease::Gone => Err(gone(chunk)),
                 Lease::Pinned => Err(self.pinned(chunk)),
+                Lease::Dropped => Err(dropped(chunk)),
             };
             if let Some(waiter) = self.pop_waiter() {
                 if waiter.passing && answer.is_ok() {
@@ -270,6 +275,10 @@ fn gone(chunk: &ChunkRef) -> Error {
     Error::NotFound { key: chunk.key_text() }
 }
 
+fn dropped(chunk: &ChunkRef) -> Error {
+    Error::Dropped { key: chunk.key_text(), chunk: chunk.index() }
+}
+
 impl Hold {
     /// Returns the chunk's bytes.
     pub(crate) fn bytes(&self) -> &[u8] {
@@ -298,6 +307,16 @@ impl Hold {
             Some(Granted::Write(frame)) => frame,
             _ => &mut [],
         }
+    }
+
+    /// Says whether the bytes were changed, whatever was borrowed.
+    pub(crate) fn set_changed(&mut self, changed: bool) {
+        self.left = if changed { Left::New } else { Left::Same };
+    }
+
+    /// Returns the object's key as it is now, for a message.
+    pub(crate) fn key_text(&self) -> String {
+        self.chunk.key_text()
     }
 
     /// The copy into the bytes is complete: they are a new version.

@@ -18,7 +18,7 @@ use super::state::Mover;
 use super::transfers::{Answered, Load, Part, TransferId};
 use super::want::{Demand, Hint, Want};
 use super::worker::Job;
-use super::{Loading, Msg};
+use super::{Lent, Loading, Msg};
 
 /// How often a read that failed is tried again: an error may pass.
 const RETRIES: u32 = 2;
@@ -79,7 +79,7 @@ impl Mover {
             }
             Want::Frame { reply, .. } => {
                 self.lent += 1;
-                reply.complete(Ok(frame));
+                reply.complete(Ok(Lent::new(frame, self.handle.clone())));
             }
         }
     }

@@ -7,6 +7,7 @@ mod declared;
 mod flush;
 mod health;
 mod hold;
+mod lend;
 mod load;
 mod loading;
 mod pack;
@@ -42,6 +43,7 @@ use crate::sync::{AtomicBool, AtomicU64, Ordering};
 use crate::ticket::Completer;
 
 pub(crate) use hold::Hold;
+pub(crate) use lend::Lent;
 use loading::Loading;
 use state::Mover;
 use transfers::TransferId;
@@ -51,9 +53,11 @@ pub(crate) enum Msg {
     /// A lease waits for a chunk that is not in memory.
     Load(Loading),
     /// A caller wants a frame of its own for new contents.
-    Frame { bytes: u64, reply: Completer<FrameMut> },
-    /// A frame from [`Msg::Frame`] now belongs to this chunk.
+    Frame { bytes: u64, reply: Completer<Lent> },
+    /// A lent frame now belongs to this chunk.
     Adopt(ChunkRef),
+    /// A lent frame was dropped.
+    GivenBack,
     /// These chunks will be wanted, as was said when the count of leases stood at `said`.
     Prefetch { chunks: Vec<ChunkRef>, said: u64 },
     /// These chunks shall leave memory.
@@ -171,12 +175,6 @@ impl Handle {
     pub(crate) fn prefetch(&self, chunks: Vec<ChunkRef>) {
         let said = self.shared.leases();
         self.send(Msg::Prefetch { chunks, said });
-    }
-
-    /// Hands a frame from [`Msg::Frame`] over to a chunk that has it now.
-    pub(crate) fn adopt(&self, chunk: &ChunkRef) {
-        chunk.last_use.store(self.tick(), Ordering::Relaxed);
-        self.send(Msg::Adopt(chunk.clone()));
     }
 
     /// Returns the next number of the count of leases.

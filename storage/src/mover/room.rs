@@ -1,11 +1,14 @@
 //! Finding a frame: a free run, a longer one by moving chunks that lie still, or one that a victim
 //! leaves.
 
+use std::cmp::Reverse;
+use std::collections::HashMap;
+
 use crate::arena::{FrameMut, granules_up};
 use crate::catalog::{Cell, ChunkRef, FrameSlot};
 use crate::error::Error;
 use crate::evict::Candidate;
-use crate::id::{Class, Tier};
+use crate::id::{Class, ObjectId, Tier};
 use crate::residency::{Evict, Leaving};
 use crate::sync::Ordering;
 use crate::units::Bytes;
@@ -20,9 +23,6 @@ const VICTIMS_PART: usize = 16;
 /// How much memory is made ahead of demands: this part of the budget, at most so many bytes.
 const AHEAD_PART: u64 = 16;
 const AHEAD_BYTES: u64 = 4 << 20;
-
-/// How many holders of memory an error names.
-const NAMED: usize = 8;
 
 /// What memory is wanted for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,6 +41,9 @@ impl Need {
         }
     }
 }
+
+/// How many objects that hold memory an error names.
+const HOLDERS_NAMED: usize = 8;
 
 /// The answer to a want of memory.
 pub(super) enum Frame {
@@ -99,7 +102,6 @@ impl Mover {
             return Some(Frame::Never(error));
         }
         let usage = self.handle.shared.arena.usage();
-        let mut held = Vec::new();
         for chunk in self.resident.values() {
             let cell = chunk.cell.lock();
             // A lease that passes tells of its end, and so does one that took its frame with it.
@@ -110,12 +112,8 @@ impl Mover {
             if cell.residency.may_leave() {
                 return None;
             }
-            if cell.residency.leased() && held.len() < NAMED {
-                held.push(chunk.clone());
-            }
         }
-        let holders = held.iter().map(|c| format!("{} ({})", c.key_text(), Bytes(c.bytes())));
-        let mut holders: Vec<_> = holders.collect();
+        let mut holders = self.holders();
         let hung = self.quarantine_holders();
         // Memory that a path keeps does not come back by waiting for leases.
         let held = !holders.is_empty() || hung.is_empty();
@@ -129,6 +127,30 @@ impl Mover {
             holders,
         };
         Some(if held { Frame::Held(error) } else { Frame::Never(error) })
+    }
+
+    /// Returns whose leases and views hold memory, the largest first: the object's key and how much.
+    fn holders(&self) -> Vec<String> {
+        let mut held: HashMap<ObjectId, (u64, u64, &ChunkRef)> = HashMap::new();
+        for chunk in self.resident.values() {
+            if chunk.cell.lock().residency.leased() {
+                let of_object = held.entry(chunk.id().object).or_insert((0, 0, chunk));
+                of_object.0 += chunk.bytes();
+                of_object.1 += 1;
+            }
+        }
+        let mut held: Vec<_> = held.into_values().collect();
+        held.sort_unstable_by_key(|(bytes, _, chunk)| (Reverse(*bytes), chunk.id()));
+        let name = |(bytes, chunks, chunk): &(u64, u64, &ChunkRef)| match chunks {
+            1 => format!("{} ({})", chunk.key_text(), Bytes(*bytes)),
+            _ => format!("{} ({} in {chunks} chunks)", chunk.key_text(), Bytes(*bytes)),
+        };
+        let mut names: Vec<_> = held.iter().take(HOLDERS_NAMED).map(name).collect();
+        if let Some(more) = held.get(HOLDERS_NAMED..).filter(|more| !more.is_empty()) {
+            let bytes = more.iter().map(|(bytes, ..)| bytes).sum();
+            names.push(format!("{} others ({})", more.len(), Bytes(bytes)));
+        }
+        names
     }
 
     /// Returns whether chunks are on their way in or out.

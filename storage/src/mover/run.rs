@@ -27,6 +27,7 @@ impl Msg {
                 | Msg::Wrote { .. }
                 | Msg::Path { .. }
                 | Msg::Adopt(_)
+                | Msg::GivenBack
                 | Msg::Left(_)
         )
     }
@@ -91,6 +92,7 @@ impl Mover {
             Msg::Load(loading) => self.want_load(loading),
             Msg::Frame { bytes, reply } => self.want(Want::Frame { bytes, reply }),
             Msg::Adopt(chunk) => self.adopt(chunk),
+            Msg::GivenBack => self.lent -= 1,
             Msg::Prefetch { chunks, said } => self.hint(chunks, said),
             Msg::Evict { chunks, reply } => self.evict_all(&chunks, reply),
             Msg::Flush { reply } => self.flush(reply),

@@ -2,13 +2,12 @@
 
 use std::time::Duration;
 
-use crate::arena::FrameMut;
 use crate::catalog::ChunkRef;
 use crate::error::Error;
 use crate::sync::Ordering;
 use crate::ticket::Completer;
 
-use super::Loading;
+use super::{Lent, Loading};
 
 /// A demand and since when it waits, on the store's clock.
 pub(super) struct Demand {
@@ -21,7 +20,7 @@ pub(super) enum Want {
     /// For a chunk, to be loaded.
     Load(Loading),
     /// For new contents.
-    Frame { bytes: u64, reply: Completer<FrameMut> },
+    Frame { bytes: u64, reply: Completer<Lent> },
 }
 
 impl Want {

@@ -3,7 +3,6 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::mem::ManuallyDrop;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,14 +11,13 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use super::bell::Bell;
 use super::hang::{Started, Watch};
 use super::{
-    Capabilities, CloseError, Condition, Extent, Kind, Outstanding, PathCounters, PathEvent,
-    PathProfile, PathStore, ReadDone, Tell, TransferError, WriteDone,
+    Capabilities, CloseError, Condition, Extent, Outstanding, PathCounters, PathEvent, PathProfile,
+    PathStore, ReadDone, Tell, TransferError, WriteDone,
 };
 use crate::arena::{FrameSlice, FrameSliceMut, GRANULE, granules_up};
 use crate::clock::Clock;
 use crate::error::Errno;
 use crate::id::Class;
-use crate::io::EngineKind;
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// What such a path takes without a quota, in bytes.
@@ -119,7 +117,7 @@ impl MemoryPath {
         let (jobs, inbox) = crossbeam_channel::unbounded();
         let worker = Arc::clone(&shared);
         std::thread::spawn(move || work(&inbox, &worker));
-        MemoryPath { capabilities: capabilities(name), jobs, shared, share_bps }
+        MemoryPath { capabilities: Capabilities::of_own(name, "memory"), jobs, shared, share_bps }
     }
 
     /// Sets what it does to its users from now on.
@@ -213,25 +211,6 @@ impl Shared {
         if state.unanswered == 0 {
             self.quiet.notify_all();
         }
-    }
-}
-
-fn capabilities(name: &str) -> Capabilities {
-    Capabilities {
-        dir: PathBuf::from(name),
-        scratch: PathBuf::from(name),
-        kind: Kind::Nvme,
-        file_system: String::from("memory"),
-        device: u64::MAX,
-        direct: false,
-        direct_why: String::from("there is no file"),
-        align: 1,
-        fallocate: false,
-        locks: false,
-        engine: EngineKind::Threads,
-        engine_why: String::from("there is no file"),
-        read_in_flight_bytes: u64::MAX,
-        write_in_flight_bytes: u64::MAX,
     }
 }
 

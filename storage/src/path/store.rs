@@ -131,6 +131,31 @@ pub struct Capabilities {
     pub write_in_flight_bytes: u64,
 }
 
+impl Capabilities {
+    /// Returns those of a path of one's own that is no directory: `dir` is what messages call it,
+    /// `kept_in` says where its bytes are. What is otherwise is set in the fields: paths that share a
+    /// device should have its number.
+    pub fn of_own(dir: impl Into<PathBuf>, kept_in: &str) -> Self {
+        let dir = dir.into();
+        Capabilities {
+            scratch: dir.clone(),
+            dir,
+            kind: Kind::Nvme,
+            file_system: kept_in.to_owned(),
+            device: u64::MAX,
+            direct: false,
+            direct_why: String::from("it is no directory"),
+            align: 1,
+            fallocate: false,
+            locks: false,
+            engine: EngineKind::Threads,
+            engine_why: String::from("it moves its bytes itself"),
+            read_in_flight_bytes: u64::MAX,
+            write_in_flight_bytes: u64::MAX,
+        }
+    }
+}
+
 /// Bytes asked for and not completed, waiting and in flight, without those that hung
 /// ([`PathCounters::hung_bytes`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

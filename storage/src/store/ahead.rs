@@ -1,37 +1,86 @@
-//! Reading ahead of somebody who goes through an object in order.
+//! Reading ahead of somebody who goes through chunks in order.
 
-use super::{ObjectRef, Store};
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use crate::catalog::ChunkRef;
+use crate::mover::{Handle, Hold};
+use crate::residency::Mode;
+use crate::ticket::Ticket;
+
+use super::ObjectRef;
+use super::span::Span;
 
 /// The part of the host budget that one reader has read ahead for him.
 const BUDGET_PART: u64 = 2;
 
-/// How far an object's chunks have been asked for ahead of their reader.
-#[derive(Debug)]
+/// Chunks that will be leased in order, of which some have been asked for ahead.
+#[derive(Debug, Default)]
 pub(super) struct Ahead {
-    /// Chunks that may be on their way or in memory before they are read.
-    window: u32,
-    /// The first chunk not asked for.
-    next: u32,
-    end: u32,
+    /// What was not yet asked for, in order.
+    rest: VecDeque<(ObjectRef, Range<u32>)>,
+    /// Bytes that may be on their way or in memory before they are leased.
+    window: u64,
+    /// Bytes asked for and not yet leased.
+    ahead: u64,
 }
 
 impl Ahead {
-    /// Returns a reader's window over the chunks before `end`: half of the host budget, so that all
-    /// paths have something to read however unequal they are, and one chunk at least.
-    pub(super) fn new(store: &Store, object: &ObjectRef, end: u32) -> Self {
-        let budget = store.0.handle.shared.arena.usage().budget;
-        let window = (budget / BUDGET_PART / object.0.chunk_bytes().max(1)).max(1);
-        Ahead { window: u32::try_from(window).unwrap_or(u32::MAX), next: 0, end }
+    /// Returns a reader's window over chunks of objects: half of the host budget, so that all paths
+    /// have something to read however unequal they are, and one chunk at least.
+    pub(super) fn new(
+        handle: &Handle,
+        chunks: impl IntoIterator<Item = (ObjectRef, Range<u32>)>,
+    ) -> Self {
+        let window = handle.shared.arena.usage().budget / BUDGET_PART;
+        let rest = chunks.into_iter().filter(|(_, chunks)| !chunks.is_empty()).collect();
+        Ahead { rest, window, ahead: 0 }
     }
 
-    /// Asks for what the window newly reaches, now that chunk `at` is being leased.
-    pub(super) fn follow(&mut self, store: &Store, object: &ObjectRef, at: u32) {
-        let from = self.next.max(at.saturating_add(1));
-        let to = at.saturating_add(1).saturating_add(self.window).min(self.end);
-        let chunks: Vec<_> = (from..to).map_while(|index| object.0.chunk(index).ok()).collect();
-        if !chunks.is_empty() {
-            store.0.handle.prefetch(chunks);
-            self.next = to;
+    /// Returns the window over one span; there is nothing ahead of a single chunk.
+    pub(super) fn of(handle: &Handle, span: &Span) -> Self {
+        if span.indices().len() > 1 { Self::new(handle, [span.chunks()]) } else { Self::default() }
+    }
+
+    /// Leases the next chunk, and asks for what the window newly reaches.
+    pub(super) fn lease(&mut self, handle: &Handle, chunk: &ChunkRef, mode: Mode) -> Ticket<Hold> {
+        let ticket = handle.lease(chunk, mode);
+        self.pass(chunk);
+        let mut asked = Vec::new();
+        while let Some(next) = self.front() {
+            if self.ahead > 0 && self.ahead + next.bytes() > self.window {
+                break;
+            }
+            self.ahead += next.bytes();
+            self.advance();
+            asked.push(next);
+        }
+        if !asked.is_empty() {
+            handle.prefetch(asked);
+        }
+        ticket
+    }
+
+    /// The next chunk is done with, leased or not.
+    pub(super) fn pass(&mut self, chunk: &ChunkRef) {
+        if self.ahead > 0 {
+            self.ahead = self.ahead.saturating_sub(chunk.bytes());
+        } else {
+            self.advance();
+        }
+    }
+
+    fn front(&self) -> Option<ChunkRef> {
+        let (object, chunks) = self.rest.front()?;
+        object.0.chunk(chunks.start).ok()
+    }
+
+    fn advance(&mut self) {
+        if let Some((_, chunks)) = self.rest.front_mut() {
+            chunks.start += 1;
+            if chunks.start >= chunks.end {
+                self.rest.pop_front();
+            }
         }
     }
 }

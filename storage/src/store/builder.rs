@@ -17,10 +17,11 @@ use crate::placement::Placement;
 use crate::sync::{AtomicBool, AtomicU64, Mutex};
 use crate::units::Bytes;
 
-use super::{Inner, Store};
+use super::{Inner, Making, Store};
 
 /// The settings of a store and their defaults: 1 GiB of host memory, chunks of 16 MiB, checksums on,
-/// no compression, whole chunks, the engine chosen per path, victims by furthest declared use. At least one path must be given.
+/// no compression, whole chunks, the engine chosen per path, victims by furthest declared use. At
+/// least one path must be given, but to a cache.
 #[derive(Debug)]
 pub struct StoreBuilder {
     host_budget: u64,
@@ -34,6 +35,7 @@ pub struct StoreBuilder {
     packing_bytes: u64,
     eviction: Box<dyn EvictionPolicy>,
     wait_for_leases: Duration,
+    cache: bool,
     clock: Clock,
 }
 
@@ -51,6 +53,7 @@ impl Default for StoreBuilder {
             packing_bytes: 0,
             eviction: Box::new(FurthestUse),
             wait_for_leases: Duration::ZERO,
+            cache: false,
             clock: Clock::system(),
         }
     }
@@ -141,6 +144,14 @@ impl StoreBuilder {
         self
     }
 
+    /// Sets whether new objects are reproducible: dropped when their memory is needed, and never
+    /// written. Such a store needs no paths. [`Store::caching`] says more, and mixes both kinds.
+    #[must_use]
+    pub fn cache(mut self, on: bool) -> Self {
+        self.cache = on;
+        self
+    }
+
     /// Sets the clock that the store takes its times from, and the paths in directories with it.
     #[cfg(any(test, feature = "testing"))]
     #[must_use]
@@ -178,7 +189,7 @@ impl StoreBuilder {
             patience: self.wait_for_leases,
             clock,
         })?;
-        Ok(Store(Arc::new(Inner {
+        let inner = Inner {
             handle,
             catalog: Mutex::new(catalog),
             next_object: AtomicU64::new(0),
@@ -188,7 +199,8 @@ impl StoreBuilder {
             closed: AtomicBool::new(false),
             notes,
             devices: Mutex::default(),
-        })))
+        };
+        Ok(Store(Arc::new(inner), Making { reproducible: self.cache }))
     }
 
     /// Returns how much of the budget is set aside for stored bytes, in bytes, whole granules.
@@ -199,7 +211,7 @@ impl StoreBuilder {
 
     fn check(&self) -> Result<()> {
         let refuse = |what: String, why: &str| Err(Error::Config { what, why: why.to_owned() });
-        if self.paths.is_empty() && self.stores.is_empty() {
+        if self.paths.is_empty() && self.stores.is_empty() && !self.cache {
             return refuse(String::from("a store without paths"), "give at least one directory");
         }
         if self.paths.len() + self.stores.len() > usize::from(u16::MAX) {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::future::Future;
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::catalog::Waits;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::mover::Hold;
 use crate::residency::Mode;
 use crate::ticket::Ticket;
@@ -22,7 +22,7 @@ use super::{ObjectRef, Store};
 pub struct ReadLease(Hold);
 
 /// An exclusive lease: the chunk's bytes, to be changed. If they were borrowed mutably the chunk has
-/// a new version when the lease ends.
+/// a new version when the lease ends, unless the holder ends it by [`WriteLease::unchanged`].
 #[derive(Debug)]
 pub struct WriteLease(Hold);
 
@@ -58,8 +58,8 @@ impl<L> LeaseTicket<L> {
     /// Blocks until the lease is granted.
     ///
     /// # Errors
-    /// [`crate::error::Error::Read`] or [`crate::error::Error::Corrupt`] when the chunk could not be
-    /// loaded, `PathHung` when its path does not answer, `BudgetExhausted` when only leases hold memory, `NoSpace` when memory could only be
+    /// [`Error::Read`] or [`Error::Corrupt`] when the chunk could not be loaded, `PathHung` when its
+    /// path does not answer, `BudgetExhausted` when only leases hold memory, `NoSpace` when memory could only be
     /// freed by a write no path takes, `NotFound` when the object was deleted, `Closed`.
     pub fn wait(self) -> Result<L> {
         self.ticket.wait().map(self.make)
@@ -99,12 +99,19 @@ impl<L> fmt::Debug for LeaseTicket<L> {
 }
 
 impl ReadLease {
+    pub(super) fn new(hold: Hold) -> Self {
+        ReadLease(hold)
+    }
+
     /// Returns what was waited for.
     pub fn waits(&self) -> Waits {
         self.0.waits()
     }
 
-    /// Returns the chunk's bytes as shared, counted bytes without a copy; the lease lives in them.
+    /// Returns the chunk's bytes as a view: shared, counted bytes without a copy. The lease lives in
+    /// them and in every slice of them: what is viewed stays in memory, charged to the budget and
+    /// named by [`Error::BudgetExhausted`], and stays what it is when the object is
+    /// replaced, renamed or deleted and when the store is closed.
     pub fn into_bytes(self) -> Bytes {
         Bytes::from_owner(self)
     }
@@ -114,6 +121,29 @@ impl WriteLease {
     /// Returns what was waited for.
     pub fn waits(&self) -> Waits {
         self.0.waits()
+    }
+
+    /// Ends the lease and says that no byte was changed, though they were borrowed mutably: the chunk
+    /// keeps its version, and nothing is written for it. A holder who changed bytes nevertheless loses
+    /// them or not, depending on whether the chunk leaves memory before its next change.
+    pub fn unchanged(mut self) {
+        self.0.set_changed(false);
+    }
+
+    /// Ends the lease and says that no byte outside of `range` was changed. Today a chunk of which any
+    /// byte changed is written whole, so only an empty range spares anything; as with
+    /// [`WriteLease::unchanged`], changes outside of the range may be lost.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] when the range leaves the chunk; then all of it counts as changed.
+    pub fn changed(mut self, range: Range<usize>) -> Result<()> {
+        let fits = range.start <= range.end && range.end <= self.len();
+        self.0.set_changed(!fits || !range.is_empty());
+        if fits {
+            return Ok(());
+        }
+        let why = format!("bytes {range:?} of a chunk of {} do not exist", self.len());
+        Err(Error::OutOfRange { key: self.0.key_text(), why })
     }
 }
 

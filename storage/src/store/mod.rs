@@ -2,15 +2,23 @@
 //! and an honest account of what happened.
 
 mod ahead;
+mod block_on;
 mod builder;
+mod copy;
 mod devices;
 mod explain;
 mod lease;
 mod measure;
+mod moving;
+mod name;
 mod objects;
 mod parts;
 mod places;
+mod put;
+mod range;
+mod returned;
 mod scheduling;
+mod span;
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -24,7 +32,7 @@ use crate::metrics::CounterValues;
 use crate::mover::{Handle, Msg};
 use crate::path::PathCounters;
 use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
-use crate::ticket::ticket;
+use crate::ticket::{Completer, Ticket, ticket};
 
 use ahead::Ahead;
 use devices::Closing;
@@ -38,8 +46,12 @@ pub use devices::DeviceTier;
 pub use explain::{Explanation, PathExplanation};
 pub use lease::{LeaseTicket, ReadLease, WriteLease};
 pub use measure::PathRates;
+pub use name::{Name, Named};
 pub use objects::{ObjectRef, Stat};
 pub use parts::Parts;
+pub use put::{Put, PutOutcome};
+pub use range::{RangeLease, RangeTicket};
+pub use returned::{BoxFuture, Returned};
 pub use scheduling::Schedule;
 
 /// How long a store that is dropped without [`Store::close`] may take to end.
@@ -64,7 +76,13 @@ const DROP_GRACE: Duration = Duration::from_secs(10);
 /// # Ok(()) }
 /// ```
 #[derive(Debug, Clone)]
-pub struct Store(Arc<Inner>);
+pub struct Store(Arc<Inner>, Making);
+
+/// How a handle on a store makes new objects.
+#[derive(Debug, Clone, Copy)]
+struct Making {
+    reproducible: bool,
+}
 
 #[derive(Debug)]
 struct Inner {
@@ -104,6 +122,33 @@ impl Store {
         StoreBuilder::default()
     }
 
+    /// Returns a handle on the same store whose new objects, created or put, are reproducible or not:
+    /// the chunks of a reproducible object are dropped when their memory is needed, and are never
+    /// written to a path. A store of [`StoreBuilder::cache`] makes such objects by itself.
+    ///
+    /// To read or lease a dropped chunk fails with [`Error::Dropped`]; to put the object again brings
+    /// it back. [`Store::contains`] and [`Store::stat`] tell beforehand. What is evicted, and what a
+    /// declared schedule lets go, is dropped too; [`Store::flush`] passes it over.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use tensortier_storage::{dtype::DType, error::ErrorKind, path::Path, store::Store};
+    /// # let dir = std::env::temp_dir();
+    /// # let store = Store::builder().host_budget(8 << 20).path(Path::new(dir)).open()?;
+    /// let cache = store.caching(true);
+    /// cache.put("page.0", DType::U8, &[4096], &[1; 4096])?;
+    /// assert!(store.contains("page.0"));
+    /// store.evict("page.0")?; // or something else needed its memory
+    /// assert!(!store.contains("page.0"));
+    /// let missed = store.get_into("page.0", &mut [0; 4096]).unwrap_err();
+    /// assert_eq!(missed.kind(), ErrorKind::NotFound);
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn caching(&self, reproducible: bool) -> Store {
+        Store(Arc::clone(&self.0), Making { reproducible })
+    }
+
     /// Returns what the store has done and holds. Exact when nothing is under way, or right after
     /// [`Store::barrier`] for what was asked for before it.
     pub fn stats(&self) -> Stats {
@@ -118,27 +163,11 @@ impl Store {
         }
     }
 
-    /// Waits until everything asked for before has been decided (not finished), so that the counters
-    /// include it.
-    ///
-    /// # Errors
-    /// [`Error::Closed`].
-    pub fn barrier(&self) -> Result<()> {
-        let (reply, done) = ticket();
-        self.0.handle.send(Msg::Barrier { reply });
-        done.wait()
-    }
-
-    /// Waits until every chunk written so far is on a path; chunks under an exclusive lease are left
-    /// out. They stay in memory, but for those that a path that hangs still reads.
-    ///
-    /// # Errors
-    /// [`Error::NoSpace`] when no path takes a chunk (it stays in memory), [`Error::PathHung`] when no
-    /// path answers; [`Error::Closed`].
-    pub fn flush(&self) -> Result<()> {
-        let (reply, done) = ticket();
-        self.0.handle.send(Msg::Flush { reply });
-        done.wait()
+    /// Sends the mover a message that it answers.
+    fn ask<T>(&self, message: impl FnOnce(Completer<T>) -> Msg) -> Ticket<T> {
+        let (reply, answer) = ticket();
+        self.0.handle.send(message(reply));
+        answer
     }
 
     /// Ends the store and the tiers of its devices: what waits gets [`Error::Closed`], what is under

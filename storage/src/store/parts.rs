@@ -3,7 +3,13 @@
 use bytes::Bytes;
 
 use crate::error::Result;
+use crate::mover::Hold;
+use crate::residency::Mode;
+use crate::ticket::Ticket;
 
+use super::block_on::block_on;
+use super::lease::ReadLease;
+use super::span::Span;
 use super::{Ahead, ObjectRef, Store};
 
 /// An iterator over a tensor's chunks in order, each as shared bytes without a copy. What
@@ -13,13 +19,27 @@ pub struct Parts {
     store: Store,
     object: ObjectRef,
     next: u32,
+    /// The lease of the next, if it was asked for and not yet waited for to the end.
+    asked: Option<Ticket<Hold>>,
     ahead: Ahead,
 }
 
 impl Parts {
-    pub(super) fn new(store: Store, object: ObjectRef) -> Self {
-        let ahead = Ahead::new(&store, &object, object.chunks());
-        Parts { store, object, next: 0, ahead }
+    pub(super) fn new(store: &Store, object: ObjectRef) -> Self {
+        let ahead = Ahead::of(&store.0.handle, &Span::whole(object.clone()));
+        Parts { store: store.clone(), object, next: 0, asked: None, ahead }
+    }
+
+    /// As [`Iterator::next`], without blocking. Dropped before its end it loses no part.
+    pub async fn next_async(&mut self) -> Option<Result<Bytes>> {
+        if self.asked.is_none() {
+            let chunk = self.object.0.chunk(self.next).ok()?;
+            self.asked = Some(self.ahead.lease(&self.store.0.handle, &chunk, Mode::Read));
+        }
+        let answer = self.asked.as_mut()?.await;
+        self.asked = None;
+        self.next += 1;
+        Some(answer.map(|hold| ReadLease::new(hold).into_bytes()))
     }
 }
 
@@ -27,14 +47,7 @@ impl Iterator for Parts {
     type Item = Result<Bytes>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let index = self.next;
-        if index >= self.object.chunks() {
-            return None;
-        }
-        self.next += 1;
-        let ticket = self.store.lease_read(&self.object, index);
-        self.ahead.follow(&self.store, &self.object, index);
-        Some(ticket.wait().map(super::ReadLease::into_bytes))
+        block_on(self.next_async())
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {

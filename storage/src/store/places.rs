@@ -14,7 +14,6 @@ use crate::path::{FilePathStore, Member, Path, PathStore};
 use crate::residency::Mode;
 use crate::source::{AdoptedFile, TensorFile};
 use crate::sync::Ordering;
-use crate::ticket::ticket;
 
 use super::{ObjectRef, Store};
 
@@ -43,9 +42,7 @@ impl Store {
     /// [`Error::Closed`].
     pub fn add_path_store(&self, store: Arc<dyn PathStore>) -> Result<PathId> {
         self.check_open()?;
-        let (reply, added) = ticket();
-        self.0.handle.send(Msg::AddPath { store, takes_writes: true, reply });
-        added.wait()
+        self.ask(|reply| Msg::AddPath { store, takes_writes: true, reply }).wait()
     }
 
     fn refuse_known(&self, dir: &std::path::Path) -> Result<()> {
@@ -100,9 +97,7 @@ impl Store {
     }
 
     fn let_path_take_writes(&self, path: PathId, takes_writes: bool) -> Result<()> {
-        let (reply, done) = ticket();
-        self.0.handle.send(Msg::TakeWrites { path, takes_writes, reply });
-        done.wait()
+        self.ask(|reply| Msg::TakeWrites { path, takes_writes, reply }).wait()
     }
 
     /// Moves everything off a path that takes no writes any more.
@@ -167,9 +162,8 @@ impl Store {
     pub fn adopt(&self, file: TensorFile, prefix: &str) -> Result<Vec<ObjectRef>> {
         self.check_open()?;
         let adopted = Arc::new(AdoptedFile::new(file)?);
-        let (reply, added) = ticket();
         let store: Arc<dyn PathStore> = adopted.clone();
-        self.0.handle.send(Msg::AddPath { store, takes_writes: false, reply });
+        let added = self.ask(|reply| Msg::AddPath { store, takes_writes: false, reply });
         let path = added.wait()?;
         let mut objects = Vec::new();
         for entry in adopted.entries() {

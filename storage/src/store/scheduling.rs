@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::id::ScheduleId;
 use crate::mover::{Handle, Msg};
 use crate::sync::Ordering;
-use crate::ticket::ticket;
+use crate::ticket::{Ticket, ticket};
 
 use super::{ObjectRef, Store};
 
@@ -41,13 +41,23 @@ impl Schedule {
     /// # Errors
     /// [`crate::error::Error::Closed`].
     pub fn declare(&self, this: &[ObjectRef], next: &[ObjectRef], reserve: u64) -> Result<()> {
+        self.declare_async(this, next, reserve).wait()
+    }
+
+    /// As [`Schedule::declare`]; in force once the ticket is answered.
+    pub fn declare_async(
+        &self,
+        this: &[ObjectRef],
+        next: &[ObjectRef],
+        reserve: u64,
+    ) -> Ticket<()> {
         let chunks = |objects: &[ObjectRef]| -> Vec<ChunkRef> {
             objects.iter().flat_map(|object| object.0.chunks()).collect()
         };
         let (reply, done) = ticket();
         let (id, this, next) = (self.id, chunks(this), chunks(next));
         self.handle.send(Msg::Declare { id, this, next, reserve, reply });
-        done.wait()
+        done
     }
 
     /// Takes back what was declared; age decides again.

@@ -4,7 +4,11 @@
 
 pub(crate) mod device;
 
+use std::future::Future;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use proptest::prelude::ProptestConfig;
@@ -78,4 +82,47 @@ pub(crate) fn eventually(what: &str, holds: impl Fn() -> bool) {
         assert!(begin.elapsed() < PATIENCE, "never: {what}");
         std::thread::sleep(Duration::from_millis(1));
     }
+}
+
+/// The smallest executor: polls, and sleeps until woken. Fails if that takes too long.
+pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
+    match poll_times(pin!(future), usize::MAX) {
+        Poll::Ready(output) => output,
+        Poll::Pending => panic!("it was polled often enough"),
+    }
+}
+
+/// Polls a future so many times, each time but the first after it was woken, or until it is ready.
+pub(crate) fn poll_times<F: Future + ?Sized>(
+    mut future: Pin<&mut F>,
+    times: usize,
+) -> Poll<F::Output> {
+    struct Tell(Sender<()>);
+    impl Wake for Tell {
+        fn wake(self: Arc<Self>) {
+            let _ = self.0.send(());
+        }
+    }
+    let (tell, woken): (_, Receiver<()>) = channel();
+    let waker = Waker::from(Arc::new(Tell(tell)));
+    for time in 0..times {
+        if time > 0 {
+            woken.recv_timeout(PATIENCE).expect("it was never woken");
+        }
+        if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            return Poll::Ready(output);
+        }
+    }
+    Poll::Pending
+}
+
+/// Returns bytes that differ by place and by `seed`.
+pub(crate) fn pattern(len: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(2).wrapping_add(1);
+    let next = || {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 56) as u8
+    };
+    std::iter::repeat_with(next).take(len).collect()
 }

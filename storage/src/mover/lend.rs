@@ -1,0 +1,67 @@
+//! Frames lent to callers who fill them with new contents: handed over to a chunk, or given back.
+
+use std::ops::{Deref, DerefMut};
+
+use crate::arena::FrameMut;
+use crate::catalog::{ChunkRef, FrameSlot};
+use crate::sync::Ordering;
+use crate::ticket::{Ticket, ticket};
+
+use super::{Handle, Msg};
+
+/// A frame that is somebody's to fill. Dropped, its memory comes back and the mover hears of it:
+/// while frames are lent, who waits for memory goes on waiting.
+#[derive(Debug)]
+pub(crate) struct Lent {
+    frame: Option<FrameMut>,
+    handle: Handle,
+}
+
+impl Handle {
+    /// Asks for a frame for new contents.
+    pub(crate) fn borrow_frame(&self, bytes: u64) -> Ticket<Lent> {
+        let (reply, frame) = ticket();
+        self.send(Msg::Frame { bytes, reply });
+        frame
+    }
+}
+
+impl Lent {
+    /// Lends a frame; the mover has counted it.
+    pub(super) fn new(frame: FrameMut, handle: Handle) -> Self {
+        Lent { frame: Some(frame), handle }
+    }
+
+    /// Makes the frame's bytes the contents of a chunk that was never in memory.
+    pub(crate) fn become_contents(mut self, chunk: &ChunkRef) {
+        let Some(frame) = self.frame.take() else { return };
+        let mut cell = chunk.cell.lock();
+        cell.set_frame(FrameSlot::Here(frame.share()));
+        cell.residency.put();
+        drop(cell);
+        chunk.last_use.store(self.handle.tick(), Ordering::Relaxed);
+        self.handle.send(Msg::Adopt(chunk.clone()));
+    }
+}
+
+impl Deref for Lent {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        self.frame.as_deref().unwrap_or_default()
+    }
+}
+
+impl DerefMut for Lent {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        self.frame.as_deref_mut().unwrap_or_default()
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        if let Some(frame) = self.frame.take() {
+            drop(frame);
+            self.handle.send(Msg::GivenBack);
+        }
+    }
+}
