@@ -13,6 +13,8 @@ mod dispatch;
 mod error;
 #[allow(unsafe_code)]
 pub(crate) mod fpenv;
+#[cfg(all(test, target_arch = "x86_64", not(miri)))]
+mod hostile_env;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod planes;

@@ -3,8 +3,8 @@
 use crate::catalog::ChunkRef;
 use crate::id::Class;
 
-use super::fetch::{Fetch, Whom};
 use super::room::Room;
+use super::under_way::{Fetch, Whom};
 use super::worker::Worker;
 
 /// How many chunks are on their way ahead of need: one that is copied, and two that the host loads, so

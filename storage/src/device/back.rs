@@ -3,8 +3,6 @@
 
 use std::sync::Arc;
 
-use tensortier_gpu::CopyOut;
-
 use crate::error::{Error, Fate};
 use crate::id::Version;
 use crate::mover::Hold;
@@ -15,17 +13,8 @@ use super::Msg;
 use super::copies::Copy;
 use super::lease::{Ended, Rest};
 use super::memory::{Allocation, Ending};
+use super::under_way::Back;
 use super::worker::Worker;
-
-/// A copy to the host on its way.
-pub(super) struct Back {
-    copy: CopyOut,
-    /// Where the lease on the host is when the device has let go of its memory.
-    returned: Arc<Mutex<Option<Hold>>>,
-    kept: Copy,
-    reply: Option<Completer<()>>,
-    _ending: Ending,
-}
 
 /// The host's memory while a device fills it. The lease goes with it, so that it cannot end before the
 /// device is done with the memory, whatever happens.

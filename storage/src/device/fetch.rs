@@ -10,70 +10,15 @@ use crate::error::{Error, Fate};
 use crate::id::{Class, Version};
 use crate::mover::Hold;
 use crate::residency::Mode;
-use crate::ticket::{Completer, Ticket};
+use crate::ticket::Completer;
 
 use super::HostAnswers;
 use super::copies::Copy;
 use super::lease::{DeviceReadLease, DeviceWriteLease};
 use super::memory::Allocation;
-use super::pieces::Copying;
 use super::room::Room;
+use super::under_way::{Copying, Fetch, Stage, Whom};
 use super::worker::Worker;
-
-/// A chunk on its way to the device.
-pub(super) struct Fetch {
-    pub(super) chunk: ChunkRef,
-    pub(super) class: Class,
-    pub(super) whom: Whom,
-    pub(super) stage: Stage,
-}
-
-/// Who waits for it.
-pub(super) enum Whom {
-    /// Nobody, if it is a prefetch.
-    Readers(Vec<Completer<DeviceReadLease>>),
-    Writer(Completer<DeviceWriteLease>),
-}
-
-/// How far it is.
-pub(super) enum Stage {
-    /// Waits for its lease on the host.
-    Host(Ticket<Hold>),
-    /// Waits for memory on the device.
-    Memory { hold: Hold, version: Version },
-    /// Is being copied.
-    Copying(Copying),
-}
-
-impl Fetch {
-    pub(super) fn is_copying(&self) -> bool {
-        matches!(self.stage, Stage::Copying(_))
-    }
-
-    /// Returns whether nobody waits for it any more and nothing of it was begun on the device.
-    fn is_abandoned(&mut self) -> bool {
-        let nobody = match &mut self.whom {
-            Whom::Readers(readers) => {
-                readers.retain(|reply| !reply.is_abandoned());
-                readers.is_empty() && self.class == Class::Demand
-            }
-            Whom::Writer(reply) => reply.is_abandoned(),
-        };
-        nobody && !self.is_copying()
-    }
-}
-
-impl Whom {
-    /// Gives everybody who waits the same error.
-    fn refuse(self, error: &Error) {
-        match self {
-            Whom::Readers(readers) => {
-                readers.into_iter().for_each(|reply| reply.complete(Err(error.clone())));
-            }
-            Whom::Writer(reply) => reply.complete(Err(error.clone())),
-        }
-    }
-}
 
 impl Worker {
     /// A shared lease waits.

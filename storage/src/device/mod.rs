@@ -16,6 +16,7 @@ mod memory;
 mod pieces;
 mod room;
 mod run;
+mod under_way;
 mod worker;
 
 use std::sync::Arc;

@@ -5,12 +5,11 @@ use std::sync::Arc;
 
 use tensortier_gpu::HostSource;
 
-use crate::id::{Class, Version};
-use crate::mover::Hold;
+use crate::id::Class;
 
 use super::Msg;
-use super::fetch::{Fetch, Stage};
 use super::memory::Allocation;
+use super::under_way::{Copying, Fetch, Stage};
 use super::worker::Worker;
 
 /// Large enough that the start of a copy costs little beside it, some 10 us to 0.3 ms.
@@ -18,18 +17,6 @@ const PIECE_BYTES: u64 = 8 << 20;
 
 /// One is copied while the next is queued; more would only keep a demand waiting.
 const PIECES_IN_FLIGHT: usize = 2;
-
-/// A chunk that is being copied to the device.
-pub(super) struct Copying {
-    pub(super) hold: Arc<Hold>,
-    pub(super) allocation: Allocation,
-    pub(super) version: Version,
-    /// Bytes whose copy has been queued.
-    queued: u64,
-    /// Pieces that are queued and not done.
-    pub(super) pieces: usize,
-    pub(super) failed: Option<tensortier_gpu::Error>,
-}
 
 impl Worker {
     /// A fetch that waited for memory has it.

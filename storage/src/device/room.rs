@@ -6,8 +6,8 @@ use crate::catalog::ChunkRef;
 use crate::error::{Error, Fate};
 use crate::id::Class;
 
-use super::fetch::Fetch;
 use super::memory::Allocation;
+use super::under_way::Fetch;
 use super::worker::Worker;
 
 /// The answer to a want of memory.

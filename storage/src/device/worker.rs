@@ -12,8 +12,7 @@ use crate::error::{Error, Fate};
 use crate::id::ChunkId;
 use crate::ticket::Completer;
 
-use super::back::Back;
-use super::fetch::Fetch;
+use super::under_way::{Back, Fetch};
 use super::{Msg, Shared};
 
 /// The tier's thread.
