@@ -20,9 +20,10 @@ use super::state::{Mover, Victim};
 const VICTIMS_PER_LOOK: usize = 64;
 const VICTIMS_PART: usize = 16;
 
-/// How much memory is made ahead of demands: this part of the budget, at most so many bytes.
-const AHEAD_PART: u64 = 16;
-const AHEAD_BYTES: u64 = 4 << 20;
+/// How much memory is made ahead of demands: this part of the budget, at most so many bytes per path,
+/// enough that every path has its next chunk while it writes one.
+const AHEAD_PART: u64 = 8;
+const AHEAD_BYTES: u64 = 16 << 20;
 
 /// What memory is wanted for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -172,15 +173,16 @@ impl Mover {
         stuck.map(|chunk| self.no_space.clone().unwrap_or_else(|| self.no_space_for(chunk, &[])))
     }
 
-    /// Lets more leave than one demand needs, so that the next finds room: small chunks would be
-    /// written one at a time otherwise. What a schedule keeps is not touched.
+    /// Lets more leave than one demand needs, so that the next finds room: chunks would be written one
+    /// at a time otherwise, and all paths but one be idle. What a schedule keeps is not touched.
     fn evict_ahead(&mut self) {
         if !self.schedules.is_empty() {
             return;
         }
         loop {
             let usage = self.handle.shared.arena.usage();
-            let ahead = (usage.for_frames() / AHEAD_PART).min(AHEAD_BYTES);
+            let paths = self.health.iter().filter(|health| !health.retired).count() as u64;
+            let ahead = (usage.for_frames() / AHEAD_PART).min(paths * AHEAD_BYTES);
             if usage.free() + self.coming_bytes >= ahead || !self.evict_one(Need::Demand) {
                 return;
             }

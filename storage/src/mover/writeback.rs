@@ -16,10 +16,12 @@ use super::state::Mover;
 use super::transfers::{Answered, Drain, Part, TransferId};
 use super::{Msg, Sealed};
 
-/// Bytes a path may have waiting to be written before its next chunk is placed elsewhere or later:
-/// enough that its queue never runs dry between two messages, little enough that the choice of the
-/// path is made late.
+/// What a path may have waiting to be written before its next chunk is placed elsewhere or later, in
+/// bytes and in seconds of its time: enough that its queue never runs dry between two messages, little
+/// enough that the choice of the path is made late and a slow path does not keep the memory that
+/// faster ones need.
 const PATH_QUEUE_BYTES: u64 = 16 << 20;
+const PATH_QUEUE_SECONDS: f64 = 0.1;
 
 /// How often a chunk is offered to one path: an error may pass, a full disk does not.
 const TRIES: usize = 2;
@@ -148,10 +150,12 @@ impl Mover {
             let open = tried().count() < TRIES && tried().all(|(_, errno)| !full(*errno));
             // A path that hung gets the least share, one chunk at a time, until it is trusted again.
             let on_probation = store.condition() != Condition::Good;
-            let queue_bytes = if on_probation { 1 } else { PATH_QUEUE_BYTES };
+            let profile = store.profile();
+            let soon_bytes = (profile.write_bps * PATH_QUEUE_SECONDS) as u64;
+            let queue_bytes = if on_probation { 1 } else { soon_bytes.clamp(1, PATH_QUEUE_BYTES) };
             Candidate {
                 path: id,
-                sustained_bps: if on_probation { 1.0 } else { store.profile().share() },
+                sustained_bps: if on_probation { 1.0 } else { profile.share() },
                 usable: open && self.health[id.index()].usable(now),
                 ready: store.outstanding().write_bytes < queue_bytes,
             }

@@ -66,8 +66,17 @@ const WINDOW: Duration = Duration::from_millis(250);
 /// After that much busy time, a 1/e of the old view is left; after 2 s less than 2 %.
 const MEMORY: Duration = Duration::from_millis(500);
 
-/// A direction was full in a window if it was for this part of the busy time.
+/// A direction held its users up in a window if it was full for this part of the busy time...
 const FULL: f64 = 0.8;
+
+/// ...or had something to do for this part of all time: they may have had no more for it because they
+/// waited for it.
+const ALWAYS: f64 = 0.95;
+
+/// What a throttle saves up makes a path look faster by such a factor at most, when it is used now and
+/// then; and how much faster it may be taken for after each such window.
+const SAVED_UP: f64 = 4.0;
+const CREEP: f64 = 1.1;
 
 /// A window is one-way if the other way's part of the time is below this.
 const ONE_WAY: f64 = 0.02;
@@ -76,7 +85,7 @@ const ONE_WAY: f64 = 0.02;
 const TOO_SLOW: f64 = 1.05;
 
 /// Learns a profile from windows of busy time. What held a direction up was the path only while the
-/// direction was full; but what was moved was moved, so a profile that allows less than that is too
+/// direction was full or never without work; but what was moved was moved, so a profile that allows less than that is too
 /// slow whoever was waiting.
 #[derive(Debug)]
 pub struct Meter {
@@ -91,8 +100,12 @@ pub struct Meter {
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Window {
+    /// All seconds.
+    wall: f64,
     /// Seconds in which at least one direction had something to do.
     busy: f64,
+    /// Seconds in which each direction had something to do.
+    active: [f64; 2],
     /// Seconds in which each direction was full.
     full: [f64; 2],
     bytes: [u64; 2],
@@ -124,11 +137,13 @@ impl Meter {
     /// called whenever something was submitted, started or finished.
     pub fn note(&mut self, now: Duration, loads: [Load; 2]) {
         let passed = now.saturating_sub(self.at).as_secs_f64();
+        self.window.wall += passed;
         if self.loads != [Load::Idle; 2] {
             self.window.busy += passed;
         }
-        for (full, load) in self.window.full.iter_mut().zip(self.loads) {
-            *full += if load == Load::Full { passed } else { 0.0 };
+        for (way, load) in self.loads.into_iter().enumerate() {
+            self.window.active[way] += if load == Load::Idle { 0.0 } else { passed };
+            self.window.full[way] += if load == Load::Full { passed } else { 0.0 };
         }
         (self.at, self.loads) = (now, loads);
         if self.window.busy >= WINDOW.as_secs_f64() {
@@ -142,7 +157,9 @@ impl Meter {
         let rates = [read_bps, write_bps];
         let bytes = window.bytes.map(|bytes| bytes as f64);
         let times = [bytes[0] / rates[0], bytes[1] / rates[1]];
-        let full = window.full.map(|seconds| seconds >= FULL * window.busy);
+        let full = [0, 1].map(|way| {
+            window.full[way] >= FULL * window.busy || window.active[way] >= ALWAYS * window.wall
+        });
         let (long, short) = if times[0] >= times[1] { (0, 1) } else { (1, 0) };
         let said = times[long] + sharing * times[short];
         let new = if times[long] <= 0.0 {
@@ -161,13 +178,11 @@ impl Meter {
             return;
         };
         let weight = 1.0 - (-window.busy / MEMORY.as_secs_f64()).exp();
-        let blend = |old: f64, new: f64| old + weight * (new - old);
-        let (rates, seen) = new;
-        self.profile = PathProfile::new(
-            blend(read_bps, rates[0]),
-            blend(write_bps, rates[1]),
-            blend(sharing, seen),
-        );
+        let (seen_rates, seen_sharing) = new;
+        let held_up = full != [false; 2];
+        let rate = |way: usize| blend_rate(rates[way], seen_rates[way], weight, held_up);
+        let sharing = sharing + weight * (seen_sharing - sharing);
+        self.profile = PathProfile::new(rate(0), rate(1), sharing);
     }
 
     /// Both directions were full and moved less than the profile allows: they share more, which only
@@ -182,6 +197,18 @@ impl Meter {
         let scale = (long + shares * short) / busy;
         (rates.map(|rate| rate * scale), shares)
     }
+}
+
+/// Moves a rate towards what was seen. Time per byte is blended, not bytes per time, so that a view
+/// far too fast is as soon forgotten as one too slow. A path that did not hold up its users may
+/// have lived on what a throttle saved up while it was idle: unless it was much faster, little is
+/// made of it.
+fn blend_rate(old: f64, seen: f64, weight: f64, held_up: bool) -> f64 {
+    if seen < old {
+        return 1.0 / (1.0 / old + weight * (1.0 / seen - 1.0 / old));
+    }
+    let most = if held_up || seen > SAVED_UP * old { f64::INFINITY } else { old * CREEP };
+    (old + weight * (seen - old)).min(most)
 }
 
 /// One direction alone moved `seen` bytes per second.
@@ -348,6 +375,18 @@ mod tests {
             meter.note(now + Duration::from_millis(10), [Load::Idle; 2]);
         }
         assert_eq!(meter.profile(), seed);
+    }
+
+    #[test]
+    fn a_path_that_is_never_without_work_is_what_holds_up() {
+        // One chunk at a time, the next as soon as it is done: never full, never idle.
+        let mut meter = Meter::new(PathProfile::new(8e9, 8e9, 0.0));
+        for index in 0..300u64 {
+            meter.note(Duration::from_millis(10 * index), [Load::Idle, Load::Some]);
+            meter.moved(Direction::Write, 350_000);
+        }
+        assert!(close(meter.profile().write_bps, 35e6), "{:?}", meter.profile());
+        assert_eq!(meter.profile().read_bps, 8e9);
     }
 
     #[test]
