@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test uses its part")]
 #![allow(clippy::unwrap_used, reason = "helpers of tests may panic as tests do")]
 
+pub(crate) mod apart;
 pub(crate) mod device;
 
 use std::sync::Arc;
