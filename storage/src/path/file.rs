@@ -16,7 +16,7 @@ use crate::arena::{FrameSlice, FrameSliceMut, GRANULE};
 use crate::clock::Clock;
 use crate::error::{Errno, Error, Result};
 use crate::id::Class;
-use crate::io::{EngineChoice, IoEngine, Transfer, probe, start_engine};
+use crate::io::{EngineChoice, IoEngine, Threads, Transfer, probe};
 use crate::sync::Mutex;
 
 /// How long a store that is dropped without [`PathStore::close`] waits for what is in flight.
@@ -78,10 +78,14 @@ impl FilePathStore {
     ) -> Result<Self> {
         validate(options)?;
         let scratch = ScratchDir::create(&options.dir)?;
-        let found = probe::negotiate_in(scratch.fd(), &options.dir, choice)?;
+        let (found, ring) = probe::negotiate_in(scratch.fd(), &options.dir, choice)?;
         let limits = Limits::new(options.kind, options.read_cap, options.write_cap);
         let workers = limits.in_flight_bytes.iter().sum::<u64>() / TRANSFER_BYTES;
-        let engine = decorate(start_engine(found.engine, workers as usize)?);
+        let engine: Arc<dyn IoEngine> = match ring {
+            Some(ring) => Arc::new(ring),
+            None => Arc::new(Threads::start(workers as usize)?),
+        };
+        let engine = decorate(engine);
         let quota = options.quota.map_or(u64::MAX, |quota| quota.0);
         let (direct, fallocate) = (found.direct, found.fallocate);
         let segments = Arc::new(Segments::new(Making { direct, fallocate, quota }));

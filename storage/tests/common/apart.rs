@@ -15,8 +15,8 @@ pub(crate) enum Place<'a> {
     Loop { mib: u64, sector: u64 },
     /// The same as here, but a process with nothing else in it.
     Here,
-    /// As an ordinary user, for whom limits hold; `$D` belongs to him.
-    User,
+    /// As an ordinary user who may lock so many KiB of memory; root would not be held to it.
+    User { memlock_kib: u64 },
 }
 
 /// The exit code with which a shell says that it cannot make the place.
@@ -46,8 +46,8 @@ impl Place<'_> {
                 ),
             ),
             Place::Here => shell(run),
-            Place::User => shell(format!(
-                "chmod 777 \"$D\"; [ $(id -u) = 0 ] || {run}; \
+            Place::User { memlock_kib } => shell(format!(
+                "ulimit -l {memlock_kib} || exit {CANNOT}; chmod 777 \"$D\"; [ $(id -u) = 0 ] || {run}; \
                  setpriv --reuid=65534 --regid=65534 --clear-groups test -x \"$T\" \
                  || exit {CANNOT}; \
                  exec setpriv --reuid=65534 --regid=65534 --clear-groups \"$T\" --exact {test} \
