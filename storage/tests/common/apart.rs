@@ -13,8 +13,8 @@ pub(crate) enum Place<'a> {
     Mount(&'a str),
     /// An ext4 of so many MiB on a loop device with sectors of so many bytes; needs root.
     Loop { mib: u64, sector: u64 },
-    /// The same as here, but a process with nothing else in it.
-    Here,
+    /// The same as here, but a process with nothing else in it, after a shell command.
+    Shell(&'a str),
     /// As an ordinary user who may lock so many KiB of memory; root would not be held to it.
     User { memlock_kib: u64 },
 }
@@ -45,7 +45,7 @@ impl Place<'_> {
                      [ $made = 0 ] || exit {CANNOT}; rm -rf \"$D/lost+found\"; {run}"
                 ),
             ),
-            Place::Here => shell(run),
+            Place::Shell(before) => shell(format!("{before} || exit {CANNOT}; {run}")),
             Place::User { memlock_kib } => shell(format!(
                 "ulimit -l {memlock_kib} || exit {CANNOT}; chmod 777 \"$D\"; [ $(id -u) = 0 ] || {run}; \
                  setpriv --reuid=65534 --regid=65534 --clear-groups test -x \"$T\" \
