@@ -7,7 +7,7 @@ mod common;
 use std::collections::BTreeMap;
 
 use common::refused::{Refused, refused, where_refused};
-use common::{PATIENCE, contents, exercise, read, within_patience};
+use common::{PATIENCE, contents, exercise, read};
 use tensortier_storage::dtype::DType;
 use tensortier_storage::error::Error;
 use tensortier_storage::io::EngineChoice;
@@ -40,17 +40,14 @@ fn open(dir: &std::path::Path, engine: EngineChoice) -> Result<Store, Error> {
 #[track_caller]
 fn works_without(calls: &[Refused], expected: fn(&Capabilities) -> bool) {
     for engine in ENGINES {
-        let calls = calls.to_vec();
-        within_patience(move || {
-            where_refused(&calls, move || {
-                let dir = tempfile::tempdir_in("/var/tmp").unwrap();
-                let store = open(dir.path(), engine).unwrap();
-                let facts = store.explain().paths[0].capabilities.clone();
-                assert!(expected(&facts), "{facts:?}");
-                exercise(&store);
-                store.close(PATIENCE).unwrap();
-                assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
-            });
+        where_refused(calls, move || {
+            let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+            let store = open(dir.path(), engine).unwrap();
+            let facts = store.explain().paths[0].capabilities.clone();
+            assert!(expected(&facts), "{facts:?}");
+            exercise(&store);
+            store.close(PATIENCE).unwrap();
+            assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
         });
     }
 }
@@ -59,15 +56,12 @@ fn works_without(calls: &[Refused], expected: fn(&Capabilities) -> bool) {
 #[track_caller]
 fn is_refused_without(calls: &[Refused], what: &'static str) {
     for engine in ENGINES {
-        let calls = calls.to_vec();
-        within_patience(move || {
-            let dir = tempfile::tempdir_in("/var/tmp").unwrap();
-            let place = dir.path().to_owned();
-            let error = where_refused(&calls, move || open(&place, engine).unwrap_err());
-            let names = matches!(&error, Error::PathUnusable { path, .. } if path == dir.path());
-            assert!(names && error.to_string().contains(what), "{error}");
-            assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
-        });
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let place = dir.path().to_owned();
+        let error = where_refused(calls, move || open(&place, engine).unwrap_err());
+        let names = matches!(&error, Error::PathUnusable { path, .. } if path == dir.path());
+        assert!(names && error.to_string().contains(what), "{error}");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
     }
 }
 

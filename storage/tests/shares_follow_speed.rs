@@ -17,13 +17,13 @@ use tensortier_storage::store::{Placement, Store};
 
 const CHUNK: u64 = 2 << 20;
 
-/// Writes 24 objects of a chunk each and returns what each path got of them.
+/// Writes 16 objects of a chunk each and returns what each path got of them.
 fn written(store: &Store, paths: &[Arc<MemoryPath>], round: u64) -> Vec<f64> {
     let count = || paths.iter().map(|path| path.counters().written_bytes).collect::<Vec<_>>();
     let before = count();
-    for i in 0..24 {
-        let data = contents(round * 24 + i, CHUNK);
-        store.put(&format!("t{}", round * 24 + i), DType::U8, &[CHUNK], &data).unwrap();
+    for i in 0..16 {
+        let data = contents(round * 16 + i, CHUNK);
+        store.put(&format!("t{}", round * 16 + i), DType::U8, &[CHUNK], &data).unwrap();
     }
     store.flush().unwrap();
     count().iter().zip(before).map(|(now, before)| (now - before) as f64).collect()
@@ -43,7 +43,7 @@ fn new_bytes_follow_the_speeds_and_all_stays_readable_meanwhile() {
                 let mut random = 1;
                 while !ends.load(Ordering::SeqCst) {
                     random = mix(random);
-                    let (key, seed) = (format!("t{}", random % 24), random % 24);
+                    let (key, seed) = (format!("t{}", random % 16), random % 16);
                     assert!(read(&store, &key).unwrap() == contents(seed, CHUNK), "{key}");
                     store.evict(&key).unwrap();
                 }
@@ -61,7 +61,7 @@ fn new_bytes_follow_the_speeds_and_all_stays_readable_meanwhile() {
             }
             ends.store(true, Ordering::SeqCst);
         });
-        for i in 0..5 * 24 {
+        for i in 0..5 * 16 {
             assert!(read(&store, &format!("t{i}")).unwrap() == contents(i, CHUNK), "t{i}");
         }
         store.close(PATIENCE).unwrap();

@@ -20,26 +20,24 @@ fn open(dir: &std::path::Path, engine: EngineChoice) -> Result<FilePathStore> {
 /// works, and who insists on io_uring is told the same.
 #[track_caller]
 fn falls_back(calls: &[Refused], attempted: &'static str, reason: &'static str) {
-    let calls = calls.to_vec();
-    within_patience(move || {
-        where_refused(&calls, move || {
-            let dir = tempfile::tempdir_in("/var/tmp").unwrap();
-            let path = open(dir.path(), EngineChoice::Auto).unwrap();
-            let facts = path.capabilities();
-            assert_eq!(facts.engine, EngineKind::Threads);
-            assert!(facts.engine_why.starts_with(attempted), "{}", facts.engine_why);
-            assert!(facts.engine_why.contains(reason), "{}", facts.engine_why);
-            drop(path);
-            let builder = Store::builder().host_budget(8 << 20).chunk_bytes(3 << 20);
-            let store = builder.path(Path::new(dir.path())).open().unwrap();
-            exercise(&store);
-            assert!(store.explain().to_string().contains(reason));
-            store.close(PATIENCE).unwrap();
-            let refused = open(dir.path(), EngineChoice::Uring).unwrap_err().to_string();
-            assert!(refused.contains(reason), "{refused}");
-            assert!(refused.contains("choose the engine auto or threads"), "{refused}");
-            assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
-        });
+    where_refused(calls, move || {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let place = dir.path().to_owned();
+        let path = within_patience(move || open(&place, EngineChoice::Auto)).unwrap();
+        let facts = path.capabilities();
+        assert_eq!(facts.engine, EngineKind::Threads);
+        assert!(facts.engine_why.starts_with(attempted), "{}", facts.engine_why);
+        assert!(facts.engine_why.contains(reason), "{}", facts.engine_why);
+        drop(path);
+        let builder = Store::builder().host_budget(8 << 20).chunk_bytes(3 << 20);
+        let store = builder.path(Path::new(dir.path())).open().unwrap();
+        exercise(&store);
+        assert!(store.explain().to_string().contains(reason));
+        store.close(PATIENCE).unwrap();
+        let refused = open(dir.path(), EngineChoice::Uring).unwrap_err().to_string();
+        assert!(refused.contains(reason), "{refused}");
+        assert!(refused.contains("choose the engine auto or threads"), "{refused}");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
     });
 }
 
