@@ -205,3 +205,19 @@ fn views_of_more_than_the_budget_are_refused_and_not_waited_for() {
     drop(parts);
     assert_eq!(read(&store, "long").unwrap(), bytes);
 }
+
+#[test]
+fn memory_is_taken_for_what_is_asked_and_not_for_rounder_sizes() {
+    let builder = builder(8192, &[memory("path", Mischief::default())]);
+    let store = builder.chunk_bytes(GRANULE * 256).open().unwrap();
+    let mut asked = 0;
+    // 20.4 MiB, and what no power of two is near.
+    for (i, bytes) in (0..).zip([21_390_951_u64, 4_097, 1_048_577, 3_000_001]) {
+        store.put(&format!("t{i}"), DType::U8, &[bytes], &vec![i; bytes as usize]).unwrap();
+        asked += bytes;
+        let waste = store.stats().host.in_use - asked;
+        assert!(waste < u64::from(i + 1) * GRANULE, "{waste} bytes more than asked for");
+    }
+    (0..4).for_each(|i| store.delete(&format!("t{i}")).unwrap());
+    eventually("all is given back", || in_use(&store) == 0);
+}

@@ -31,6 +31,8 @@ struct Plan {
     count: AtomicU64,
     first: AtomicU64,
     fails: AtomicU64,
+    /// Of those, every so many; 0 is as 1.
+    period: AtomicU64,
     errno: AtomicI32,
 }
 
@@ -46,7 +48,10 @@ impl Plan {
     fn next(&self) -> Result<(), Errno> {
         let (number, first) =
             (self.count.fetch_add(1, Ordering::SeqCst), self.first.load(Ordering::SeqCst));
-        let is_bad = number >= first && number - first < self.fails.load(Ordering::SeqCst);
+        let period = self.period.load(Ordering::SeqCst).max(1);
+        let is_bad = number >= first
+            && number - first < self.fails.load(Ordering::SeqCst)
+            && (number - first).is_multiple_of(period);
         if is_bad { Err(Errno(self.errno.load(Ordering::SeqCst))) } else { Ok(()) }
     }
 }
@@ -206,6 +211,32 @@ fn from_any_moment_on_all_may_fail_until_they_do_not() {
                     let typed = matches!(error, Error::Read { .. } | Error::NoSpace { .. });
                     assert!(typed && says, "{errno} from {k} on: {error}");
                 }
+                store.flush().unwrap();
+                all_is_right(&store, path);
+            }
+        }
+        drop(store);
+    });
+}
+
+#[test]
+fn every_so_many_may_fail_for_as_long_as_they_like() {
+    everywhere(|path, plan, level| {
+        let store = store_over(path);
+        for (i, errno) in (0..).zip(ERRORS) {
+            let passes = level == Level::Kernel && [libc::EAGAIN, libc::EINTR].contains(&errno);
+            for k in 2..12 {
+                // By default each period sees half of the errors.
+                if rounds(1) == 1 && (k + i) % 2 == 1 {
+                    continue;
+                }
+                plan.period.store(k, Ordering::SeqCst);
+                plan.set(0, u64::MAX, errno);
+                for error in small_run(&store) {
+                    let typed = matches!(error, Error::Read { .. } | Error::NoSpace { .. });
+                    assert!(typed && !passes, "every {k}th {errno}: {error}");
+                }
+                plan.set(u64::MAX, 0, 0);
                 store.flush().unwrap();
                 all_is_right(&store, path);
             }

@@ -6,6 +6,7 @@ mod common;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use common::{PATIENCE, builder, contents, mix, read};
 use tensortier_storage::arena::GRANULE;
@@ -46,6 +47,7 @@ fn new_bytes_follow_the_speeds_and_all_stays_readable_meanwhile() {
                     let (key, seed) = (format!("t{}", random % 16), random % 16);
                     assert!(read(&store, &key).unwrap() == contents(seed, CHUNK), "{key}");
                     store.evict(&key).unwrap();
+                    std::thread::sleep(Duration::from_millis(1));
                 }
             });
             let speeds = [[1.0, 1.7, 5.0], [10.0, 1.7, 5.0], [1.0, 1.0, 1.0], [0.1, 1.0, 1.0]];
