@@ -4,11 +4,13 @@
 //! the system does not allow that, it is skipped with the reason.
 #![allow(clippy::unwrap_used)]
 
-use std::path::{Path as FsPath, PathBuf};
-use std::process::Command;
+mod common;
+
+use std::path::Path as FsPath;
 use std::sync::mpsc;
 use std::time::Duration;
 
+use common::apart::{Place, apart};
 use tensortier_storage::arena::{Arena, FrameMut};
 use tensortier_storage::clock::Clock;
 use tensortier_storage::error::{Errno, Error};
@@ -18,26 +20,9 @@ use tensortier_storage::path::{Extent, FilePathStore, Path, PathStore};
 
 const MIB: u64 = 1 << 20;
 
-/// Mounts what `mount` says (`$D` is the place) and runs `test` there, in a process of its own.
+/// Runs `test` where `mount` mounted something, in a process of its own.
 fn mounted(name: &str, mount: &str, test: impl FnOnce(&FsPath)) {
-    if let Some(dir) = std::env::var_os("ODD_MOUNT") {
-        return test(&PathBuf::from(dir));
-    }
-    let dir = tempfile::tempdir_in("/var/tmp").unwrap();
-    let allowed = Command::new("unshare").args(["-Urm", "true"]).output();
-    if !allowed.is_ok_and(|output| output.status.success()) {
-        eprintln!("{name}: skipped, this system gives no mount namespaces");
-        return;
-    }
-    let run = format!("{mount} && exec \"$T\" --exact {name} --nocapture");
-    let status = Command::new("unshare")
-        .args(["-Urm", "sh", "-c", &run])
-        .env("D", dir.path())
-        .env("ODD_MOUNT", dir.path())
-        .env("T", std::env::current_exe().unwrap())
-        .status()
-        .unwrap();
-    assert!(status.success(), "{name} failed on its mount");
+    apart(name, Place::Mount(mount), test);
 }
 
 fn open(dir: &FsPath) -> Result<FilePathStore, Error> {

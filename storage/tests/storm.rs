@@ -3,10 +3,13 @@
 #![cfg(feature = "testing")]
 #![allow(clippy::unwrap_used)]
 
+mod common;
+
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use common::mix;
 use tensortier_storage::arena::Arena;
 use tensortier_storage::clock::Clock;
 use tensortier_storage::error::Errno;
@@ -17,14 +20,6 @@ use tensortier_storage::path::{FilePathStore, Outstanding, Path, PathStore};
 use tensortier_storage::units::BytesPerSecond;
 
 const MIB: u64 = 1 << 20;
-
-/// A cheap sequence of numbers that is the same every time.
-fn mix(seed: u64) -> u64 {
-    let mut x = seed.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    x ^ (x >> 31)
-}
 
 fn fault(index: u64) -> Fault {
     match mix(index) % 20 {

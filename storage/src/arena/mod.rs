@@ -3,6 +3,7 @@
 
 mod allocator;
 mod frame;
+mod lock;
 mod region;
 
 use std::fmt;
@@ -14,6 +15,7 @@ use crate::units::Bytes;
 
 pub(crate) use allocator::RangeAllocator;
 pub use frame::{FillGuard, FrameMut, FrameRef, FrameSlice, FrameSliceMut};
+pub use lock::Unlocked;
 use region::Region;
 
 /// The unit of host memory and of path space: frames and extents are whole granules.
@@ -43,6 +45,8 @@ struct State {
     committed: u64,
     /// Committed bytes that the kernel agreed to lock.
     locked: u64,
+    /// Why the first of the others are not.
+    unlocked: Option<Unlocked>,
     /// Bytes of metadata outside of the region that its budget answers for.
     metadata: u64,
 }
@@ -104,7 +108,7 @@ impl Arena {
         }
         let region = Region::reserve(budget)?;
         let ranges = RangeAllocator::new(budget);
-        let state = State { ranges, committed: 0, locked: 0, metadata: 0 };
+        let state = State { ranges, committed: 0, locked: 0, unlocked: None, metadata: 0 };
         Ok(Arena(Arc::new(Shared {
             region,
             state: Mutex::new(state),
@@ -180,9 +184,13 @@ impl Arena {
     fn commit_to(&self, state: &mut State, end: u64) -> Result<()> {
         while state.committed < end {
             let piece = Region::PIECE_BYTES.min(self.0.region.bytes() - state.committed);
-            let locked = self.0.region.commit(state.committed, piece)?;
+            let unlocked = self.0.region.commit(state.committed, piece)?;
             state.committed += piece;
-            state.locked += if locked { piece } else { 0 };
+            state.locked += unlocked.map_or(piece, |unlocked| unlocked.locked);
+            if let Some(unlocked) = unlocked.filter(|_| state.unlocked.is_none()) {
+                unlocked.warn_once();
+                state.unlocked = Some(unlocked);
+            }
         }
         Ok(())
     }
@@ -215,6 +223,12 @@ impl Arena {
     /// Returns how much of the byte range `window` no frame holds.
     pub(crate) fn free_in(&self, window: &std::ops::Range<u64>) -> u64 {
         self.0.state.lock().ranges.free_in(window)
+    }
+
+    /// Returns why committed memory is not locked, the first time that it could not be; `None` as
+    /// long as all of it is.
+    pub fn unlocked(&self) -> Option<Unlocked> {
+        self.0.state.lock().unlocked
     }
 
     /// Returns how the arena stands now.

@@ -6,6 +6,7 @@ use std::ptr::{NonNull, null_mut};
 
 use rustix::mm::{self, Advice, MapFlags, MprotectFlags, ProtFlags};
 
+use super::lock::Unlocked;
 use crate::error::{Errno, Error, Result};
 use crate::units::Bytes;
 
@@ -66,12 +67,12 @@ impl Region {
     }
 
     /// Makes `bytes` from `offset` usable: writable, on huge pages where the system has them,
-    /// kept out of forks and core dumps, populated, and locked if the limits allow it. Returns
-    /// whether it is locked.
+    /// kept out of forks and core dumps, populated, and locked as far as the limits allow.
+    /// Returns what is not locked, and why.
     ///
     /// # Errors
     /// [`Error::System`] when the system has no memory; the piece then stays uncommitted.
-    pub(super) fn commit(&self, offset: u64, bytes: u64) -> Result<bool> {
+    pub(super) fn commit(&self, offset: u64, bytes: u64) -> Result<Option<Unlocked>> {
         let at = self.address(offset).cast::<c_void>();
         let len = bytes as usize;
         let refuse = |source: rustix::io::Errno| Error::System {
@@ -93,8 +94,21 @@ impl Region {
             Ok(()) | Err(rustix::io::Errno::INVAL) => {}
             Err(error) => return Err(refuse(error)),
         }
-        // SAFETY: as above; locking changes no bytes.
-        Ok(unsafe { mm::mlock(at, len) }.is_ok())
+        Ok(self.lock(offset, bytes))
+    }
+
+    /// Locks committed memory, or as much of its start as the limit leaves.
+    fn lock(&self, offset: u64, bytes: u64) -> Option<Unlocked> {
+        let at = self.address(offset).cast::<c_void>();
+        // SAFETY: the range lies in our mapping; locking changes no bytes.
+        let refused = unsafe { mm::mlock(at, bytes as usize) }.err()?;
+        let mut unlocked = Unlocked::after(bytes, refused.into());
+        let room = unlocked.room();
+        // SAFETY: as above, a part of the same range.
+        if room > 0 && unsafe { mm::mlock(at, room as usize) }.is_ok() {
+            unlocked.locked = room;
+        }
+        Some(unlocked)
     }
 }
 

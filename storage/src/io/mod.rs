@@ -13,6 +13,6 @@ pub mod uring;
 
 pub use blocking::Threads;
 pub use engine::{Completion, Done, EngineKind, IoEngine, Operation, Transfer};
-pub use probe::{EngineChoice, Negotiated, negotiate, start_engine};
+pub use probe::{EngineChoice, Negotiated, negotiate};
 pub use progress::KernelHook;
 pub use uring::Uring;

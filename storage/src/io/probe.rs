@@ -8,7 +8,6 @@ use std::sync::{Arc, mpsc};
 
 use rustix::fs::{AtFlags, FallocateFlags, FlockOperation, Mode, OFlags, StatxFlags};
 
-use super::blocking::Threads;
 use super::engine::{EngineKind, IoEngine, Operation, Transfer};
 use super::uring::Uring;
 use crate::arena::{Arena, FrameRef, GRANULE};
@@ -88,15 +87,16 @@ pub fn negotiate(dir: &Path, choice: EngineChoice) -> Result<Negotiated> {
     let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
     let opened = rustix::fs::open(dir, flags, Mode::empty())
         .map_err(|error| unusable(dir, "open the directory", error.into()))?;
-    negotiate_in(opened.as_fd(), dir, choice)
+    negotiate_in(opened.as_fd(), dir, choice).map(|(found, _)| found)
 }
 
-/// As [`negotiate`] in an open directory; `shown` is its name for messages.
+/// As [`negotiate`] in an open directory; `shown` is its name for messages. Returns the ring that was
+/// tried, if it is to be used: a second one might be refused.
 pub(crate) fn negotiate_in(
     dir: BorrowedFd<'_>,
     shown: &Path,
     choice: EngineChoice,
-) -> Result<Negotiated> {
+) -> Result<(Negotiated, Option<Uring>)> {
     let fail = |what: &'static str| move |errno: Errno| unusable(shown, what, errno);
     let probe = ProbeFile::create(dir).map_err(fail("create a file"))?;
     let stat = rustix::fs::fstat(&*probe.file).map_err(|e| fail("inspect a file")(e.into()))?;
@@ -110,26 +110,32 @@ pub(crate) fn negotiate_in(
         }
         Err(_) => false,
     };
+    if !fallocate {
+        let set = probe.file.set_len(AHEAD);
+        set.map_err(|e| fail("set the length of a file (ftruncate)")(e.into()))?;
+    }
     let pattern = Pattern::new()?;
-    pattern.round_trip(&probe.file, true).map_err(fail("write and read a file"))?;
+    pattern.round_trip(&probe.file).map_err(fail("write and read a file"))?;
+    rustix::fs::fdatasync(&*probe.file).map_err(|e| fail("sync a file (fdatasync)")(e.into()))?;
     let (direct, align, direct_why) = match probe_direct(&probe, &pattern) {
         Ok((file, align, why)) => (Some(file), align, why),
         Err(why) => (None, 1, format!("{why}; buffered transfers with RWF_DSYNC are used")),
     };
     let file = direct.as_ref().unwrap_or(&probe.file);
-    let (engine, engine_why) = choose_engine(choice, file, &pattern)?;
-    Ok(Negotiated {
+    let (ring, engine_why) = choose_engine(choice, file, &pattern)?;
+    let found = Negotiated {
         direct: direct.is_some(),
         direct_why,
         align,
         fallocate,
         locks: probe.locks_exclude(),
-        engine,
+        engine: ring.as_ref().map_or(EngineKind::Threads, IoEngine::kind),
         engine_why,
         // The field's type differs between platforms; magic numbers are 32 bits.
         file_system: FileSystem(magic as u64 & 0xFFFF_FFFF),
         device: stat.st_dev,
-    })
+    };
+    Ok((found, ring))
 }
 
 /// How much space the probe allocates.
@@ -213,11 +219,8 @@ impl Pattern {
     }
 
     /// Writes the granule and reads it back through `file`.
-    fn round_trip(&self, file: &File, sync: bool) -> Result<(), Errno> {
+    fn round_trip(&self, file: &File) -> Result<(), Errno> {
         let count = rustix::io::pwrite(file, &self.bytes, GRANULE)?;
-        if sync {
-            rustix::fs::fdatasync(file)?;
-        }
         let mut back = Self::frame(&self.arena).map_err(|_| Errno(libc::ENOMEM))?;
         if count == back.len()
             && rustix::io::pread(file, &mut back[..], GRANULE)? == count
@@ -267,7 +270,7 @@ fn probe_direct(
         return Err(format!("the file system reports a direct alignment of {align}, ours is 4096"));
     }
     pattern
-        .round_trip(&file, false)
+        .round_trip(&file)
         .map_err(|errno| format!("O_DIRECT opens, but a direct transfer of 4 KiB: {errno}"))?;
     let align = reported.map_or(GRANULE as u32, |align| align.max(512));
     let why = match reported {
@@ -291,18 +294,18 @@ fn direct_alignment(file: &File) -> Option<u32> {
     })
 }
 
-/// Decides on an engine; io_uring counts only if a read through it worked.
+/// Decides on an engine, a ring or threads; a ring counts only if a read through it worked.
 fn choose_engine(
     choice: EngineChoice,
     file: &Arc<File>,
     pattern: &Pattern,
-) -> Result<(EngineKind, String)> {
+) -> Result<(Option<Uring>, String)> {
     if choice == EngineChoice::Threads {
-        return Ok((EngineKind::Threads, String::from("asked for")));
+        return Ok((None, String::from("asked for")));
     }
     let refused = match Uring::start() {
         Ok(engine) => match pattern.read_through(&engine, file) {
-            Ok(()) => return Ok((EngineKind::Uring, String::from("a read through it worked"))),
+            Ok(()) => return Ok((Some(engine), String::from("a read through it worked"))),
             Err(errno) => format!("io_uring read: {errno}: the file system may not support it"),
         },
         Err(Error::System { attempted, source, remedy }) => {
@@ -316,7 +319,7 @@ fn choose_engine(
             why: format!("{refused}; allow it, or choose the engine auto or threads"),
         });
     }
-    Ok((EngineKind::Threads, refused))
+    Ok((None, refused))
 }
 
 /// Returns the setting that forbids io_uring, if it does.
@@ -326,17 +329,6 @@ fn sysctl() -> String {
         Ok("0") | Err(_) => String::new(),
         Ok(value) => format!(" (kernel.io_uring_disabled is {value})"),
     }
-}
-
-/// Starts an engine; `workers` is how many threads a blocking one gets.
-///
-/// # Errors
-/// [`Error::System`] when the system refuses a ring or threads.
-pub fn start_engine(kind: EngineKind, workers: usize) -> Result<Arc<dyn IoEngine>> {
-    Ok(match kind {
-        EngineKind::Uring => Arc::new(Uring::start()?),
-        EngineKind::Threads => Arc::new(Threads::start(workers)?),
-    })
 }
 
 /// Returns the error of a path that cannot be used, with what to do about it.

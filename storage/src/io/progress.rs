@@ -17,8 +17,8 @@ const FRUITLESS: u32 = 1000;
 /// How long to wait after `EAGAIN`: the kernel was short of something; asking at once burns a core.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Decides, for tests, what becomes of a kernel call for that many bytes: a smaller count is asked
-/// for instead, or an error is taken as the kernel's answer.
+/// Decides, for tests, what becomes of a kernel call for that many bytes: a smaller count is taken as
+/// the kernel's answer, or an error is.
 #[cfg_attr(not(any(test, feature = "testing")), allow(unreachable_pub))]
 pub type KernelHook = Arc<dyn Fn(u64) -> Result<u64, Errno> + Send + Sync>;
 

@@ -14,26 +14,32 @@ pub(super) struct Task {
     pub(super) operation: Operation,
     pub(super) progress: Progress,
     started: Option<Instant>,
+    /// As how much at most a test's hook has the next answer told.
+    told: u64,
 }
 
 impl Task {
     pub(super) fn new(operation: Operation) -> Self {
         let transfer = &operation.transfer;
         let progress = Progress::new(transfer.is_write(), transfer.bytes());
-        Task { operation, progress, started: None }
+        Task { operation, progress, started: None, told: u64::MAX }
     }
 
     /// Returns how many bytes to ask the kernel for, or the answer that a test's hook gives instead.
     pub(super) fn start_call(&mut self, hook: Option<&KernelHook>) -> Result<u64, Errno> {
         self.started.get_or_insert_with(Instant::now);
         let wanted = self.progress.wanted();
-        hook.map_or(Ok(wanted), |hook| hook(wanted).map(|len| len.clamp(1, wanted)))
+        let Some(hook) = hook else { return Ok(wanted) };
+        self.told = hook(wanted)?.clamp(1, wanted);
+        // A direct transfer moves no less than what it is aligned to, though less is told.
+        Ok(self.told.next_multiple_of(resume_align(&self.operation.file)).min(wanted))
     }
 
     /// Takes the kernel's answer.
     pub(super) fn answer(&mut self, answer: Result<u64, Errno>) -> Step {
         let file = &self.operation.file;
-        self.progress.answer(answer, || resume_align(file))
+        let told = self.told;
+        self.progress.answer(answer.map(|count| count.min(told)), || resume_align(file))
     }
 
     /// Tells the owner. A panic there is his: it must end neither the worker nor other operations.

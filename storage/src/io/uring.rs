@@ -80,8 +80,8 @@ impl Uring {
                     let _ = tell.send(Ok(()));
                     Worker::new(ring, theirs, hook).run();
                 }
-                Err(errno) => {
-                    let _ = tell.send(Err(errno));
+                Err(refused) => {
+                    let _ = tell.send(Err(refused));
                 }
             })
             .map_err(|error| Error::System {
@@ -91,14 +91,14 @@ impl Uring {
             })?;
         match told.recv() {
             Ok(Ok(())) => Ok(Uring { shared, thread: Some(thread) }),
-            Ok(Err(errno)) => Err(refusal("io_uring_setup", errno)),
+            Ok(Err((attempted, errno))) => Err(refusal(attempted, errno)),
             Err(_) => Err(refusal("io_uring_setup", Errno(libc::EIO))),
         }
     }
 }
 
 /// Makes the ring, giving up the newer flags one after the other where the kernel is older.
-fn set_up() -> std::result::Result<IoUring, Errno> {
+fn set_up() -> std::result::Result<IoUring, (&'static str, Errno)> {
     let mut last = Errno(libc::EINVAL);
     for (single, defer, coop) in
         [(true, true, false), (true, false, true), (false, false, true), (false, false, false)]
@@ -115,14 +115,33 @@ fn set_up() -> std::result::Result<IoUring, Errno> {
             builder.setup_coop_taskrun();
         }
         match builder.build(ENTRIES) {
-            Ok(ring) => return Ok(ring),
+            Ok(mut ring) => {
+                let tried = try_out(&mut ring);
+                return tried.map(|()| ring).map_err(|errno| ("io_uring_enter", errno));
+            }
             Err(error) => last = error.into(),
         }
         if last.0 != libc::EINVAL {
             break;
         }
     }
-    Err(last)
+    Err(("io_uring_setup", last))
+}
+
+/// Passes an empty operation through the ring: one that is set up may still be forbidden to enter the
+/// kernel, and whoever relied on it would wait for ever.
+fn try_out(ring: &mut IoUring) -> std::result::Result<(), Errno> {
+    let entry = opcode::Nop::new().build();
+    // SAFETY: an empty operation has neither memory nor a file.
+    let pushed = unsafe { ring.submission().push(&entry) };
+    debug_assert!(pushed.is_ok());
+    while let Err(error) = ring.submit_and_wait(1) {
+        if error.raw_os_error() != Some(libc::EINTR) {
+            return Err(error.into());
+        }
+    }
+    ring.completion().for_each(drop);
+    Ok(())
 }
 
 /// Says to people why there is no ring.

@@ -1,6 +1,6 @@
 //! The path in a directory of a file system: segments, a queue, and an engine, put together.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use super::admission::{Direction, Limits};
@@ -16,7 +16,7 @@ use crate::arena::{FrameSlice, FrameSliceMut, GRANULE};
 use crate::clock::Clock;
 use crate::error::{Errno, Error, Result};
 use crate::id::Class;
-use crate::io::{EngineChoice, IoEngine, Transfer, probe, start_engine};
+use crate::io::{EngineChoice, IoEngine, Threads, Transfer, probe};
 use crate::sync::Mutex;
 
 /// How long a store that is dropped without [`PathStore::close`] waits for what is in flight.
@@ -26,6 +26,8 @@ const DROP_GRACE: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct FilePathStore {
     capabilities: Capabilities,
+    /// What is true instead once the file system has refused a direct transfer.
+    without_direct: OnceLock<Capabilities>,
     pump: Arc<Pump>,
     segments: Arc<Segments>,
     scratch: Mutex<Scratch>,
@@ -76,25 +78,28 @@ impl FilePathStore {
     ) -> Result<Self> {
         validate(options)?;
         let scratch = ScratchDir::create(&options.dir)?;
-        let found = probe::negotiate_in(scratch.fd(), &options.dir, choice)?;
+        let (found, ring) = probe::negotiate_in(scratch.fd(), &options.dir, choice)?;
         let limits = Limits::new(options.kind, options.read_cap, options.write_cap);
         let workers = limits.in_flight_bytes.iter().sum::<u64>() / TRANSFER_BYTES;
-        let engine = decorate(start_engine(found.engine, workers as usize)?);
+        let engine: Arc<dyn IoEngine> = match ring {
+            Some(ring) => Arc::new(ring),
+            None => Arc::new(Threads::start(workers as usize)?),
+        };
+        let engine = decorate(engine);
         let quota = options.quota.map_or(u64::MAX, |quota| quota.0);
         let (direct, fallocate) = (found.direct, found.fallocate);
         let segments = Arc::new(Segments::new(Making { direct, fallocate, quota }));
-        // What the page cache has taken is not yet accepted for good.
-        let dsync = !direct;
         let dir = scratch.fd();
-        let profile = seed(&Rig { engine: &*engine, segments: &segments, dir, dsync }, options);
+        let profile = seed(&Rig { engine: &*engine, segments: &segments, dir }, options);
         let deadline = options.deadline.unwrap_or(options.kind.deadline());
-        let pump = Pump::start(engine, clock, dsync, (limits, deadline), profile)?;
+        let pump = Pump::start(engine, clock, Arc::clone(&segments), (limits, deadline), profile)?;
         let dir = dir.try_clone_to_owned().map_err(|error| {
             probe::unusable(&options.dir, "keep the directory open", error.into())
         })?;
         let capabilities = capabilities(options, &scratch, found, &limits);
         let scratch = Mutex::new(Scratch::Open(scratch));
-        Ok(FilePathStore { capabilities, pump, segments, scratch, dir })
+        let without_direct = OnceLock::new();
+        Ok(FilePathStore { capabilities, without_direct, pump, segments, scratch, dir })
     }
 
     /// What would block in the kernel is not even begun on a path that hangs.
@@ -240,7 +245,16 @@ impl PathStore for FilePathStore {
     }
 
     fn capabilities(&self) -> &Capabilities {
-        &self.capabilities
+        let Some(errno) = self.segments.refused() else { return &self.capabilities };
+        self.without_direct.get_or_init(|| Capabilities {
+            direct: false,
+            direct_why: format!(
+                "O_DIRECT opens, but a direct transfer was refused later: {errno}; buffered \
+                 transfers with RWF_DSYNC are used since"
+            ),
+            align: 1,
+            ..self.capabilities.clone()
+        })
     }
 
     fn profile(&self) -> PathProfile {

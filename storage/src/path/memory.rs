@@ -49,7 +49,6 @@ pub struct MemoryPath {
     capabilities: Capabilities,
     jobs: Sender<Job>,
     shared: Arc<Shared>,
-    share_bps: f64,
 }
 
 #[derive(Debug)]
@@ -75,10 +74,11 @@ struct State {
     answered_writes: u64,
     unanswered: u64,
     closed: bool,
+    share_bps: f64,
 }
 
 impl State {
-    fn new() -> Self {
+    fn new(share_bps: f64) -> Self {
         State {
             watch: Watch::new(DEADLINE),
             stalled: false,
@@ -91,6 +91,7 @@ impl State {
             answered_writes: 0,
             unanswered: 0,
             closed: false,
+            share_bps,
         }
     }
 }
@@ -109,7 +110,7 @@ impl MemoryPath {
     /// Returns an empty path that says it sustains `share_bps` each way.
     pub fn new(name: &str, share_bps: f64) -> Self {
         let shared = Arc::new(Shared {
-            state: Mutex::new(State::new()),
+            state: Mutex::new(State::new(share_bps)),
             quiet: Condvar::new(),
             clock: Clock::manual(),
             bell: Bell::default(),
@@ -117,12 +118,17 @@ impl MemoryPath {
         let (jobs, inbox) = crossbeam_channel::unbounded();
         let worker = Arc::clone(&shared);
         std::thread::spawn(move || work(&inbox, &worker));
-        MemoryPath { capabilities: Capabilities::of_own(name, "memory"), jobs, shared, share_bps }
+        MemoryPath { capabilities: Capabilities::of_own(name, "memory"), jobs, shared }
     }
 
     /// Sets what it does to its users from now on.
     pub fn set_mischief(&self, mischief: Mischief) {
         self.state().mischief = mischief;
+    }
+
+    /// From now on says that it sustains `bps` each way, as one that became faster or slower.
+    pub fn set_speed(&self, bps: f64) {
+        self.state().share_bps = bps;
     }
 
     /// Flips one bit of every extent as it is stored now.
@@ -358,7 +364,8 @@ impl PathStore for MemoryPath {
     }
 
     fn profile(&self) -> PathProfile {
-        PathProfile::new(self.share_bps, self.share_bps, 0.0)
+        let bps = self.state().share_bps;
+        PathProfile::new(bps, bps, 0.0)
     }
 
     fn outstanding(&self) -> Outstanding {

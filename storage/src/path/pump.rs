@@ -10,6 +10,7 @@ use super::depth::{Depth, MOST_BYTES};
 use super::hang::{Amount, Started, Watch};
 use super::profile::{Meter, PathProfile};
 use super::request::Request;
+use super::segment::Segments;
 use super::store::{Condition, Outstanding, PathEvent, Tell, TransferError};
 use super::timer::Timer;
 use crate::clock::Clock;
@@ -32,7 +33,7 @@ pub(super) struct Part {
 pub(super) struct Pump {
     engine: Arc<dyn IoEngine>,
     clock: Clock,
-    dsync: bool,
+    segments: Arc<Segments>,
     lanes: Mutex<Lanes>,
     /// Told when the last request was answered.
     quiet: Condvar,
@@ -74,7 +75,12 @@ fn most_in_flight(engine: &dyn IoEngine, limits: Limits) -> u64 {
 #[derive(Debug)]
 struct InFlight {
     request: Arc<Request>,
+    file: Arc<File>,
     offset: u64,
+    /// What the page cache has taken is not yet accepted for good, so the engine waits for more.
+    dsync: bool,
+    /// It was refused as a direct transfer and is tried once more.
+    again: bool,
     permit: Permit,
     started: Started,
     sync_failures: u64,
@@ -88,7 +94,7 @@ impl Pump {
     pub(super) fn start(
         engine: Arc<dyn IoEngine>,
         clock: Clock,
-        dsync: bool,
+        segments: Arc<Segments>,
         (limits, deadline): (Limits, Duration),
         seed: PathProfile,
     ) -> Result<Arc<Self>> {
@@ -106,7 +112,7 @@ impl Pump {
             engine,
             timer: Timer::new(clock.clone()),
             clock,
-            dsync,
+            segments,
             lanes: Mutex::new(lanes),
             quiet: Condvar::new(),
             bell: Bell::default(),
@@ -191,20 +197,52 @@ impl Pump {
         sync_failures: u64,
     ) {
         let Part { request, file, offset, transfer } = part;
+        let (dsync, again) = (!self.segments.is_direct(), false);
+        let in_flight =
+            InFlight { request, file, offset, dsync, again, permit, started, sync_failures };
+        self.give(in_flight, transfer);
+    }
+
+    fn give(self: &Arc<Self>, in_flight: InFlight, transfer: Transfer) {
         let pump = Arc::clone(self);
-        let in_flight = InFlight { request, offset, permit, started, sync_failures };
+        let InFlight { ref file, offset, dsync, .. } = in_flight;
+        let file = Arc::clone(file);
         let done = Box::new(move |completion| pump.completed(in_flight, completion));
-        self.engine.submit(Operation { file, offset, transfer, dsync: self.dsync, done });
+        self.engine.submit(Operation { file, offset, transfer, dsync, done });
+    }
+
+    /// Returns whether an operation is to be done once more, now through the page cache: the file
+    /// system took the flag of direct transfers at open and refuses them now, or the flag was taken
+    /// off while the engine had a write that asked for no more than the cache.
+    fn is_once_more(&self, in_flight: &InFlight, result: std::result::Result<(), Errno>) -> bool {
+        match result {
+            // Whatever we ask for is aligned and in range: this can only be about direct transfers.
+            Err(errno @ Errno(libc::EINVAL | libc::EOPNOTSUPP)) if !in_flight.again => {
+                let was_direct = self.segments.is_direct() || self.segments.refused().is_some();
+                if was_direct {
+                    self.segments.leave_direct(errno);
+                }
+                was_direct
+            }
+            Ok(()) => {
+                let writes = in_flight.permit.direction() == Direction::Write;
+                writes && !in_flight.dsync && !self.segments.is_direct()
+            }
+            Err(_) => false,
+        }
     }
 
     fn completed(self: &Arc<Self>, in_flight: InFlight, completion: Completion) {
-        let InFlight { request, offset, permit, started, sync_failures } = in_flight;
         let Completion { mut result, bytes, transfer, .. } = completion;
+        if self.is_once_more(&in_flight, result) {
+            return self.give(InFlight { dsync: true, again: true, ..in_flight }, transfer);
+        }
+        let InFlight { request, offset, dsync, permit, started, sync_failures, .. } = in_flight;
         // The owner makes his frame whole again as soon as he is told.
         drop(transfer);
         {
             let mut lanes = self.lanes.lock();
-            if self.dsync && permit.direction() == Direction::Write {
+            if dsync && permit.direction() == Direction::Write {
                 // The kernel tells of a write that the page cache could not pass on once per open
                 // file, to whoever asks first: others in flight meanwhile may have failed as well.
                 match result {
@@ -337,6 +375,7 @@ impl Drop for Pump {
 mod tests {
     use super::super::Kind;
     use super::super::request::Answer;
+    use super::super::segment::Making;
     use super::*;
     use crate::arena::Arena;
     use std::sync::mpsc;
@@ -363,32 +402,61 @@ mod tests {
         }
     }
 
+    fn pump(shelf: &Arc<Shelf>, dsync: bool) -> Arc<Pump> {
+        let limits = (Limits::new(Kind::Nvme, None, None), Duration::from_secs(30));
+        let (clock, seed) = (Clock::manual(), PathProfile::new(1e9, 1e9, 0.0));
+        let making = Making { direct: !dsync, fallocate: true, quota: 0 };
+        let segments = Arc::new(Segments::new(making));
+        Pump::start(Arc::clone(shelf) as Arc<dyn IoEngine>, clock, segments, limits, seed).unwrap()
+    }
+
+    fn write(pump: &Arc<Pump>, index: u64, tell: mpsc::Sender<(u64, bool)>) {
+        let answer = Answer::Write(Box::new(move |r| tell.send((index, r.is_ok())).unwrap()));
+        let request = Arc::new(Request::new(answer, 4096, 1));
+        let frame = Arena::new(4096).unwrap().try_alloc(4096).unwrap().unwrap().share();
+        let (file, transfer) = (tempfile::tempfile().unwrap(), Transfer::Write(frame.whole()));
+        let part = Part { request, file: Arc::new(file), offset: 0, transfer };
+        pump.submit(Class::WriteBack, vec![part]).unwrap();
+    }
+
     /// Answers of four writes of which the second fails when the first is complete already.
     fn outcomes(dsync: bool) -> Vec<bool> {
         let shelf = Arc::new(Shelf::default());
-        let limits = (Limits::new(Kind::Nvme, None, None), Duration::from_secs(30));
-        let (clock, seed) = (Clock::manual(), PathProfile::new(1e9, 1e9, 0.0));
-        let pump = Pump::start(shelf.clone(), clock, dsync, limits, seed).unwrap();
-        let (arena, file) = (Arena::new(1 << 20).unwrap(), tempfile::tempfile().unwrap());
-        let (file, (tell, told)) = (Arc::new(file), mpsc::channel());
-        let write = |index: u64| {
-            let tell = tell.clone();
-            let answer = Answer::Write(Box::new(move |r| tell.send((index, r.is_ok())).unwrap()));
-            let request = Arc::new(Request::new(answer, 4096, 1));
-            let frame = arena.try_alloc(4096).unwrap().unwrap().share();
-            let transfer = Transfer::Write(frame.whole());
-            let part = Part { request, file: Arc::clone(&file), offset: 0, transfer };
-            pump.submit(Class::WriteBack, vec![part]).unwrap();
-        };
-        (0..3).for_each(write);
+        let pump = pump(&shelf, dsync);
+        let (tell, told) = mpsc::channel();
+        (0..3).for_each(|index| write(&pump, index, tell.clone()));
         shelf.complete(Ok(()));
         shelf.complete(Err(Errno(libc::EIO)));
-        write(3);
+        write(&pump, 3, tell);
         shelf.complete(Ok(()));
         shelf.complete(Ok(()));
         let mut outcomes: Vec<_> = told.try_iter().collect();
         outcomes.sort_unstable();
         outcomes.into_iter().map(|(_, ok)| ok).collect()
+    }
+
+    #[test]
+    fn a_refused_direct_write_and_those_beside_it_are_done_once_more_through_the_cache() {
+        let shelf = Arc::new(Shelf::default());
+        let pump = pump(&shelf, false);
+        let (tell, told) = mpsc::channel();
+        (0..3).for_each(|index| write(&pump, index, tell.clone()));
+        let dsync = || shelf.0.lock().iter().map(|one| one.dsync).collect::<Vec<_>>();
+        let refused = Err(Errno(libc::EINVAL));
+        shelf.complete(refused);
+        assert_eq!(dsync(), [false, false, true], "it waits until the device has it");
+        shelf.complete(Ok(()));
+        assert_eq!(dsync(), [false, true, true], "whether the device has that one is not known");
+        shelf.complete(refused);
+        assert_eq!((dsync(), told.try_iter().count()), (vec![true; 3], 0));
+        shelf.complete(Ok(()));
+        shelf.complete(Ok(()));
+        // Refused as a buffered one too, it is about something else.
+        shelf.complete(refused);
+        let mut outcomes: Vec<_> = told.try_iter().collect();
+        outcomes.sort_unstable();
+        assert_eq!(outcomes, [(0, true), (1, true), (2, false)]);
+        assert!(shelf.0.lock().is_empty());
     }
 
     #[test]

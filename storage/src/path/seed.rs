@@ -26,7 +26,6 @@ pub(super) struct Rig<'a> {
     pub(super) engine: &'a dyn IoEngine,
     pub(super) segments: &'a Segments,
     pub(super) dir: BorrowedFd<'a>,
-    pub(super) dsync: bool,
 }
 
 /// Returns a first view of the path: its caps where both are set, else what a short trial shows, cut
@@ -62,7 +61,8 @@ fn try_both(rig: &Rig<'_>, extent: &Extent) -> Result<(f64, f64), Errno> {
         engine: rig.engine,
         file: rig.segments.file(extent, true).ok_or(Errno(libc::ENOENT))?,
         offset: extent.offset(),
-        dsync: rig.dsync,
+        // What the page cache has taken is not yet accepted for good.
+        dsync: !rig.segments.is_direct(),
     };
     let arena = Arena::new(extent.bytes()).map_err(|_| no_memory)?;
     let frame = arena.try_alloc(extent.bytes()).map_err(|_| no_memory)?;

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use rustix::fs::{AtFlags, FallocateFlags, OFlags};
 
@@ -26,7 +26,7 @@ pub(super) const SEGMENT_PREFIX: &str = "segment-";
 /// How segment files are made.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Making {
-    /// Opened for direct transfers.
+    /// Opened for direct transfers, until one is refused.
     pub(super) direct: bool,
     /// Allocated ahead; otherwise only their length is set and a full disk shows at the write.
     pub(super) fallocate: bool,
@@ -38,6 +38,8 @@ pub(super) struct Making {
 #[derive(Debug)]
 pub(super) struct Segments {
     making: Making,
+    /// What was said when a direct transfer was refused after all; set under the lock of the state.
+    refused: OnceLock<Errno>,
     state: Mutex<State>,
     /// Held while a file is made, so that the state stays free for everybody else meanwhile; true
     /// once no more may be made.
@@ -73,7 +75,12 @@ impl State {
 
 impl Segments {
     pub(super) fn new(making: Making) -> Self {
-        Segments { making, state: Mutex::default(), closed: Mutex::new(false) }
+        Segments {
+            making,
+            refused: OnceLock::new(),
+            state: Mutex::default(),
+            closed: Mutex::new(false),
+        }
     }
 
     /// Takes an extent, from free space or from a new file in `dir`.
@@ -96,6 +103,10 @@ impl Segments {
         };
         let (file, size) = self.grow(dir, &format!("{SEGMENT_PREFIX}{count}"), space, bytes)?;
         let mut state = self.state.lock();
+        if self.refused.get().is_some() {
+            // It was opened before the others were told.
+            through_the_cache(&file);
+        }
         state.space += size;
         state.segments.push(Segment {
             file: Arc::new(file),
@@ -119,7 +130,7 @@ impl Segments {
         }
         let step = granules_up(space.clamp(FIRST_BYTES, STEP_BYTES).max(space / STEP_PART));
         let mut size = step.max(need).min(left);
-        let more = if self.making.direct { OFlags::DIRECT } else { OFlags::empty() };
+        let more = if self.is_direct() { OFlags::DIRECT } else { OFlags::empty() };
         let file = open_at(dir, name, more | OFlags::CREATE | OFlags::EXCL)?;
         loop {
             let Err(errno) = self.allocate(&file, size) else {
@@ -147,6 +158,26 @@ impl Segments {
             }
         }
         Ok(file.set_len(size)?)
+    }
+
+    /// Returns whether transfers bypass the page cache.
+    pub(super) fn is_direct(&self) -> bool {
+        self.making.direct && self.refused.get().is_none()
+    }
+
+    /// Returns what was said when a direct transfer was refused after all.
+    pub(super) fn refused(&self) -> Option<Errno> {
+        self.refused.get().copied()
+    }
+
+    /// A direct transfer was refused: from the return on, all files go through the page cache.
+    pub(super) fn leave_direct(&self, errno: Errno) {
+        let state = self.state.lock();
+        if self.refused.set(errno).is_ok() {
+            state.segments.iter().for_each(|segment| through_the_cache(&segment.file));
+            drop(state);
+            tracing::warn!(%errno, "a direct transfer was refused; the path goes on buffered");
+        }
     }
 
     /// Lets go of all files: their space is free once they are unlinked and no transfer has them.
@@ -196,6 +227,15 @@ impl Segments {
     pub(super) fn space(&self) -> (u64, u64) {
         let state = self.state.lock();
         (state.space, state.used)
+    }
+}
+
+/// Takes the flag of direct transfers off an open file. A transfer the kernel has already is not
+/// touched.
+fn through_the_cache(file: &File) {
+    let flags = rustix::fs::fcntl_getfl(file).map(|flags| flags.difference(OFlags::DIRECT));
+    if let Err(error) = flags.and_then(|flags| rustix::fs::fcntl_setfl(file, flags)) {
+        tracing::warn!(%error, "a file stays open for direct transfers");
     }
 }
 

@@ -130,7 +130,108 @@ pub(crate) fn shares(candidates: &[Candidate]) -> Vec<f64> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::path::PathProfile;
+    use crate::path::admission::{Direction, Load};
+    use crate::path::profile::Meter;
+
+    const MIB: f64 = (1 << 20) as f64;
+
+    /// Paths that only write, each at its real rate, fed by a placer that believes their meters.
+    struct Rig {
+        placer: Placer,
+        meters: Vec<Meter>,
+        rates: Vec<f64>,
+        queued: Vec<f64>,
+        placed: Vec<f64>,
+        written: Vec<f64>,
+        now: Duration,
+    }
+
+    impl Rig {
+        fn new(rule: Placement, rates: &[f64]) -> Self {
+            let zeros = vec![0.0; rates.len()];
+            let meter = |bps: &f64| Meter::new(PathProfile::new(*bps, *bps, 0.0));
+            Rig {
+                placer: Placer::new(rule, rates.len()),
+                meters: rates.iter().map(meter).collect(),
+                rates: rates.to_vec(),
+                queued: zeros.clone(),
+                placed: zeros.clone(),
+                written: zeros,
+                now: Duration::ZERO,
+            }
+        }
+
+        fn feed(&mut self, bytes: u64) {
+            loop {
+                let one = |i: usize| Candidate {
+                    path: PathId(i as u16),
+                    sustained_bps: self.meters[i].profile().write_bps,
+                    usable: true,
+                    ready: self.queued[i] < 16.0 * MIB,
+                };
+                let all: Vec<_> = (0..self.rates.len()).map(one).collect();
+                let Choice::Parts(parts) = self.placer.choose(&all, bytes) else { return };
+                for part in parts {
+                    self.queued[part.path.index()] += part.bytes as f64;
+                    self.placed[part.path.index()] += part.bytes as f64;
+                }
+            }
+        }
+
+        /// Goes on until `end` says so of the time that has passed and what each path has written.
+        fn run(&mut self, end: impl Fn(Duration, &[f64]) -> bool) {
+            const STEP: Duration = Duration::from_millis(5);
+            let begin = self.now;
+            self.placed.fill(0.0);
+            self.written.fill(0.0);
+            while !end(self.now - begin, &self.written) {
+                self.feed(16 << 20);
+                let load = |queued: f64| match queued {
+                    queued if queued >= 4.0 * MIB => Load::Full,
+                    queued if queued > 0.0 => Load::Some,
+                    _ => Load::Idle,
+                };
+                for i in 0..self.rates.len() {
+                    self.meters[i].note(self.now, [Load::Idle, load(self.queued[i])]);
+                    let moved = self.queued[i].min(self.rates[i] * STEP.as_secs_f64());
+                    self.queued[i] -= moved;
+                    self.written[i] += moved;
+                    self.meters[i].moved(Direction::Write, moved as u64);
+                }
+                self.now += STEP;
+            }
+        }
+
+        fn share_of_first(&self) -> f64 {
+            self.placed[0] / self.placed.iter().sum::<f64>()
+        }
+    }
+
+    #[test]
+    fn a_path_that_slows_down_loses_its_share_and_gets_it_back() {
+        for rule in [Placement::Whole, Placement::Stripe] {
+            let mut rig = Rig::new(rule, &[600e6, 600e6, 600e6]);
+            let for_a =
+                |seconds: f64| move |passed: Duration, _: &[f64]| passed.as_secs_f64() >= seconds;
+            rig.run(for_a(3.0));
+            assert!((rig.share_of_first() - 1.0 / 3.0).abs() < 0.02, "{}", rig.share_of_first());
+            rig.rates[0] /= 10.0;
+            // Two seconds, or four more chunks, whichever is later.
+            rig.run(|passed, written| passed.as_secs_f64() >= 2.0 && written[0] >= 64.0 * MIB);
+            rig.run(for_a(5.0));
+            let slow = rig.share_of_first();
+            assert!((0.01..0.06).contains(&slow), "{rule}: {slow}, due is 0.048");
+            rig.rates[0] *= 10.0;
+            rig.run(for_a(10.0));
+            rig.run(for_a(5.0));
+            let fast = rig.share_of_first();
+            assert!((fast - 1.0 / 3.0).abs() < 0.03, "{rule}: {fast} after it recovered");
+        }
+    }
 
     /// Returns usable and ready candidates of these rates.
     pub(super) fn candidates(rates: &[f64]) -> Vec<Candidate> {

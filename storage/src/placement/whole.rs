@@ -60,6 +60,28 @@ mod tests {
     }
 
     #[test]
+    fn weights_are_kept_within_one_chunk_over_a_gibibyte() {
+        const MIB: u64 = 1 << 20;
+        let paths = candidates(&[1e8, 1.7e8, 5e8]);
+        for largest in [MIB, 4 * MIB, 16 * MIB] {
+            let (mut whole, mut placed, mut total) = (placer(3), [0_u64; 3], 0_u64);
+            for i in 0.. {
+                // Chunks of one size, and now and then the shorter last one of a tensor.
+                let bytes = if i % 7 == 6 { largest / 3 } else { largest };
+                placed[path(&whole.choose(&paths, bytes)).unwrap().index()] += bytes;
+                total += bytes;
+                for (placed, weight) in placed.iter().zip([1.0, 1.7, 5.0]) {
+                    let due = weight / 7.7 * total as f64;
+                    assert!((*placed as f64 - due).abs() <= largest as f64, "{placed} {due}");
+                }
+                if total >= 1 << 30 {
+                    break;
+                }
+            }
+        }
+    }
+
+    #[test]
     fn neighbours_alternate_and_shares_follow() {
         let mut two = candidates(&[1e9, 1e9]);
         let mut whole = placer(2);

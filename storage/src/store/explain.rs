@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::arena::{Arena, Unlocked};
 use crate::codec::Compression;
 use crate::path::{Capabilities, Condition, Member, PathProfile};
 use crate::placement::{Candidate, Placement, shares};
@@ -15,6 +16,12 @@ use super::{DeviceUse, Store};
 pub struct Explanation {
     /// The strict budget of host memory, in bytes.
     pub host_budget: u64,
+    /// How much of it is committed so far, in bytes.
+    pub committed_bytes: u64,
+    /// Of that, what is locked in memory, in bytes.
+    pub locked_bytes: u64,
+    /// Why the rest is not, if any is not.
+    pub unlocked: Option<Unlocked>,
     /// How chunks are spread over the paths.
     pub placement: Placement,
     /// Whether blocks have checksums.
@@ -65,8 +72,12 @@ impl Store {
                 condition: member.store.condition(),
             });
         let packing_bytes = shared.packing.as_ref().map_or(0, |arena| arena.usage().budget);
+        let arenas = || std::iter::once(&shared.arena).chain(&shared.packing);
         Explanation {
             host_budget: shared.arena.usage().budget + packing_bytes,
+            committed_bytes: arenas().map(|arena| arena.usage().committed).sum(),
+            locked_bytes: arenas().map(|arena| arena.usage().locked).sum(),
+            unlocked: arenas().find_map(Arena::unlocked),
             packing_bytes,
             placement: shared.placement,
             checksums: shared.checksums,
@@ -91,6 +102,12 @@ impl fmt::Display for Explanation {
             write!(f, ", {} of the budget set aside for it", Bytes(self.packing_bytes))?;
         }
         writeln!(f)?;
+        let (locked, committed) = (Bytes(self.locked_bytes), Bytes(self.committed_bytes));
+        write!(f, "memory: {locked} locked of {committed} committed")?;
+        match &self.unlocked {
+            Some(unlocked) => writeln!(f, " ({unlocked})")?,
+            None => writeln!(f)?,
+        }
         for path in &self.paths {
             let Capabilities { dir, kind, file_system, .. } = &path.capabilities;
             writeln!(

@@ -2,7 +2,9 @@
 #![allow(dead_code, reason = "each test uses its part")]
 #![allow(clippy::unwrap_used, reason = "helpers of tests may panic as tests do")]
 
+pub(crate) mod apart;
 pub(crate) mod device;
+pub(crate) mod refused;
 
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -30,6 +32,19 @@ pub(crate) fn cases(usual: u32) -> ProptestConfig {
         failure_persistence: None,
         ..ProptestConfig::with_cases(cases.unwrap_or(usual))
     }
+}
+
+/// Returns how many rounds a long test runs: `usual`, or what TENSORTIER_CASES says.
+pub(crate) fn rounds(usual: u32) -> u64 {
+    cases(usual).cases.into()
+}
+
+/// A cheap sequence of numbers that is the same every time.
+pub(crate) fn mix(seed: u64) -> u64 {
+    let mut x = seed.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    x ^ (x >> 31)
 }
 
 /// Returns a path in memory that behaves as told.
@@ -61,6 +76,28 @@ pub(crate) fn put(store: &Store, key: &str, granules: u64, byte: u8) -> ObjectRe
 pub(crate) fn read(store: &Store, key: &str) -> Result<Vec<u8>> {
     let mut all = vec![0; store.stat(key)?.bytes as usize];
     store.get_into(key, &mut all).map(|()| all)
+}
+
+/// Returns bytes that follow from `seed`.
+pub(crate) fn contents(seed: u64, bytes: u64) -> Vec<u8> {
+    (0..bytes).map(|i| ((i >> 9) * 37 + i * 3 + seed * 11) as u8).collect()
+}
+
+/// Puts, evicts and reads objects of odd lengths of 2 MiB, several times over; leaves none.
+pub(crate) fn exercise(store: &Store) {
+    let bytes = |i: u64| (2 << 20) + i * 70_001;
+    for round in 0..3 {
+        for i in 0..5 {
+            let data = contents(i + round, bytes(i));
+            store.put(&format!("t{i}"), DType::U8, &[bytes(i)], &data).unwrap();
+        }
+        (0..5).for_each(|i| store.evict(&format!("t{i}")).unwrap());
+        for i in 0..5 {
+            assert!(read(store, &format!("t{i}")).unwrap() == contents(i + round, bytes(i)));
+        }
+    }
+    (0..5).for_each(|i| store.delete(&format!("t{i}")).unwrap());
+    store.barrier().unwrap();
 }
 
 /// Waits for a lease, but not forever.
