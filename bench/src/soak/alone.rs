@@ -11,7 +11,7 @@ use super::worker::{PATIENCE, Worker};
 
 impl Worker<'_> {
     /// Alone, some operations meet what goes wrong as a whole: all reads or all writes. They begin with
-    /// nothing in memory, so that they all need the paths.
+    /// nothing in memory, so that they all need the paths, and leave nothing there.
     ///
     /// # Errors
     /// What cannot leave memory.
@@ -30,7 +30,9 @@ impl Worker<'_> {
             fail_write_every: happens(config.writes_fail && plain, 2),
             ..Mischief::default()
         };
-        if mischief != Mischief::default() {
+        let troubled = mischief != Mischief::default();
+        // What was read ahead while reads failed must not fail for the next operation.
+        if std::mem::replace(&mut self.troubled, troubled) || troubled {
             self.empty_memory()?;
         }
         for (_, place) in self.common.places.active() {

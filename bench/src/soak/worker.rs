@@ -87,6 +87,8 @@ pub(super) struct Worker<'a> {
     pub(super) drawn: u64,
     /// Of what came of it.
     pub(super) outcome: u64,
+    /// Alone: whether the last operation met what goes wrong.
+    pub(super) troubled: bool,
     numbers: Numbers,
 }
 
@@ -108,6 +110,7 @@ impl<'a> Worker<'a> {
             refused: 0,
             drawn: 0,
             outcome: 0,
+            troubled: false,
             numbers,
         }
     }
