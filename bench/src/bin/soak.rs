@@ -81,17 +81,17 @@ fn main() -> ExitCode {
 }
 
 fn print(summary: &Summary) {
-    println!(
-        "passed: {} rounds, {} operations ({} refused), {} chunks loaded, {} written, {} faults, \
-         {} MiB resident, drawn {:016x}, outcome {:016x}",
-        summary.rounds,
-        summary.operations,
-        summary.refused,
-        summary.loads,
-        summary.written,
-        summary.faults,
-        summary.resident_kib >> 10,
-        summary.drawn,
-        summary.outcome,
+    let row = |name: &str, value: String| println!("  {name:<12}{value}");
+    println!("passed: no wrong byte, nothing leaked, nothing that hung for good");
+    row("rounds", format!("{} ({} closed on a hung path)", summary.rounds, summary.closed_hung));
+    row(
+        "operations",
+        format!("{} ({} refused as they may be)", summary.operations, summary.refused),
     );
+    row("loaded", format!("{} chunks", summary.loads));
+    row("written", format!("{} chunks ({} packed)", summary.written, summary.packed));
+    row("faults", format!("{} met, {} transfers hung", summary.faults, summary.hung));
+    row("resident", format!("{} MiB", summary.resident_kib >> 10));
+    row("drawn", format!("{:016x}", summary.drawn));
+    row("outcome", format!("{:016x}", summary.outcome));
 }

@@ -76,7 +76,7 @@ const WEIGHTS: [(Verb, u64); 34] = [
     (Verb::DeviceRead, 10),
     (Verb::DeviceWrite, 8),
     (Verb::DeviceAhead, 3),
-    (Verb::Hang, 2),
+    (Verb::Hang, 6),
 ];
 
 /// A verb and the numbers that say on what.

@@ -38,6 +38,12 @@ pub(super) struct Outcome {
     pub(super) outcome: u64,
     pub(super) loads: u64,
     pub(super) written: u64,
+    /// Chunks that were stored in fewer bytes.
+    pub(super) packed: u64,
+    /// Transfers that a path did not answer for longer than it may.
+    pub(super) hung: u64,
+    /// Whether a path did not answer while the store was closed.
+    pub(super) closed_hung: bool,
 }
 
 /// What was wrong, in which thread and at which of its operations.
@@ -69,8 +75,9 @@ pub(super) fn round(
     let common = Arc::new(common);
     let watch = Watch::start(&common, hung);
     let (places, gpu) = (Arc::clone(&common.places), common.gpu.clone().map(|(gpu, _)| gpu));
-    let (outcome, models, mut kept) = hammer(setting, &common, adopted.as_ref())?;
+    let (mut outcome, models, mut kept) = hammer(setting, &common, adopted.as_ref())?;
     let closed = close(setting, common, models, &mut kept).map_err(at_end)?;
+    outcome.closed_hung = closed.hung;
     kept.iter().try_for_each(Held::check).map_err(at_end)?;
     drop(kept);
     // What hangs is answered now; the last answers were given out while the store closed.
@@ -212,6 +219,7 @@ fn hammer(
     outcome.faults = common.places.all().iter().map(Place::faults).sum();
     let counters = common.store.stats().counters;
     (outcome.loads, outcome.written) = (counters.loads, counters.written);
+    (outcome.packed, outcome.hung) = (counters.packed, counters.hung);
     Ok((outcome, models, kept))
 }
 
@@ -233,12 +241,11 @@ fn close(
     let clean = setting.seed.is_multiple_of(2);
     let hangs = common.config.paths_hang && !clean;
     kept.iter().try_for_each(Held::check)?;
+    common.places.all().iter().for_each(|place| place.trouble(false));
+    common.places.release();
     if hangs {
         stall_some(setting, &common);
-    } else {
-        common.places.release();
     }
-    common.places.all().iter().for_each(|place| place.trouble(false));
     if clean {
         kept.clear();
         // Quotas of directories cannot be raised: another path gives room again.
@@ -269,17 +276,21 @@ fn close(
 
 /// Has some paths hang for good, with something to do.
 fn stall_some(setting: &Setting<'_>, common: &Common) {
+    let store = &common.store;
+    for index in 0..8 {
+        // Where there is no room for more there is enough to be done.
+        let _ = store.put(&format!("late/{index}"), DType::U8, &[4000], &[index; 4000]);
+    }
     for (index, (_, place)) in common.places.active().into_iter().enumerate() {
-        if setting.seed >> (8 + index) & 1 == 0 {
+        if index == 0 || setting.seed >> (8 + index) & 1 == 0 {
             place.stall_for_good();
         }
     }
-    for key in common.store.list("") {
-        // What is in memory is to be written, and what is not to be read.
-        let _ = common.store.prefetch(&key.to_string());
+    drop(store.flush_async());
+    for key in store.list("") {
+        let _ = store.prefetch(&key.to_string());
     }
-    drop(common.store.flush_async());
-    // Long enough for some deadlines to pass.
+    // Long enough for some deadlines to pass, and not for others.
     std::thread::sleep(Duration::from_millis(setting.seed >> 16 & 127));
 }
 
