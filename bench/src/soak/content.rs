@@ -101,3 +101,36 @@ pub(super) fn fill(seed: u64, into: &mut [u8]) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_that_may_be_written_is_old_or_new_and_stays_what_it_was_found_to_be() {
+        let unsure = || {
+            let mut content = Content::new(vec![1, 1, 1, 1, 1, 1], false);
+            content.maybe_write(1, &[2, 2]);
+            content.maybe_write(3, &[1, 3]);
+            content
+        };
+        let mut content = unsure();
+        assert!(content.check(0, &[1, 2, 1]).is_err(), "half of a part");
+        let mut content = unsure();
+        content.check(0, &[1, 2]).unwrap();
+        assert!(content.check(0, &[1, 1, 1]).is_err(), "it was new and is old again");
+        content.check(3, &[1]).unwrap();
+        assert!(!content.is_certain(), "both versions begin so");
+        content.check(2, &[2, 1, 1, 1]).unwrap();
+        assert!(content.is_certain() && content.check(4, &[3]).is_err());
+        assert!(unsure().check(5, &[1, 1]).is_err(), "it is too long");
+        assert!(unsure().check(5, &[9]).is_err(), "a wrong byte");
+    }
+
+    #[test]
+    fn contents_differ_in_how_well_they_compress() {
+        let runs = |seed| contents(seed, 4096).windows(2).filter(|pair| pair[0] == pair[1]).count();
+        let counts: Vec<_> = (0..64).map(runs).collect();
+        assert!(counts.iter().any(|n| *n < 100) && counts.iter().any(|n| *n > 3900), "{counts:?}");
+    }
+}

@@ -48,7 +48,7 @@ impl Worker<'_> {
     fn polls(&self, operation: &Operation) -> Option<u64> {
         let alone = self.common.config.single;
         let half = operation.seed >> 20 & 3 == 0;
-        half.then(|| if alone { 0 } else { operation.b % 6 })
+        half.then_some(if alone { 0 } else { operation.b % 6 })
     }
 
     /// Returns a range of an object that there is.
