@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tensortier_gpu::emulated::{Emulated, Options};
-use tensortier_gpu::{Device, DeviceBuffer, Error, Event};
+use tensortier::gpu::emulated::{Emulated, Options};
+use tensortier::gpu::{Device, DeviceBuffer, Error, Event};
 
 /// Far more than any round may take.
 const MEMORY_BYTES: u64 = 1 << 30;
