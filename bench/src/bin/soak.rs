@@ -1,58 +1,66 @@
-//! Runs the randomized soak: `soak --seconds 600 --seed 1 [--threads 4] [--single] [--rounds N]
-//! [--first N] [--dir DIR] [--linger SECONDS]`; bench/SOAK.md says what it does.
+//! Runs the randomized soak; `--help` lists the options and bench/SOAK.md says what it does.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use clap::Parser;
 use tensortier_bench::soak::{Options, Summary, run};
 
-fn options() -> Result<(Options, u64), String> {
-    let mut options = Options {
-        time: Duration::from_secs(60),
-        rounds: u64::MAX,
-        first: 0,
-        seed: 1,
-        threads: 4,
-        single: false,
-        dir: "/var/tmp".into(),
-    };
-    let mut linger = 0;
-    let mut arguments = std::env::args().skip(1);
-    while let Some(argument) = arguments.next() {
-        if argument == "--single" {
-            options.single = true;
-            continue;
-        }
-        let value = arguments.next().ok_or_else(|| format!("{argument} needs a value"))?;
-        let number =
-            || value.parse::<u64>().map_err(|error| format!("{argument} {value}: {error}"));
-        match argument.as_str() {
-            "--seconds" => options.time = Duration::from_secs(number()?),
-            "--rounds" => options.rounds = number()?,
-            "--first" => options.first = number()?,
-            "--seed" => options.seed = number()?,
-            "--threads" => options.threads = number()?.clamp(1, 64) as usize,
-            "--linger" => linger = number()?,
-            "--dir" => options.dir = value.into(),
-            _ => return Err(format!("{argument} is not known")),
-        }
-    }
-    Ok((options, linger))
+/// Lets threads do everything to stores whose paths fail, and checks every byte and every leak.
+///
+/// Prints a line per store and a summary. Ends with 1 at the first thing that must not be, and says how
+/// to repeat it; bench/SOAK.md explains the lines.
+#[derive(Debug, Parser)]
+#[command(name = "soak")]
+struct Arguments {
+    /// How long to run, in seconds
+    #[arg(long, value_name = "N", default_value_t = 60)]
+    seconds: u64,
+    /// What all operations and faults follow from
+    #[arg(long, value_name = "S", default_value_t = 1)]
+    seed: u64,
+    /// Threads on each store
+    #[arg(long, value_name = "N", default_value_t = 4,
+          value_parser = clap::value_parser!(u64).range(1..=64))]
+    threads: u64,
+    /// One thread, paths in memory, a clock moved by hand: equal seeds have equal outcomes
+    #[arg(long, conflicts_with = "threads")]
+    single: bool,
+    /// Most rounds to run [default: as many as the time allows]
+    #[arg(long, value_name = "N")]
+    rounds: Option<u64>,
+    /// The first round, to repeat one that failed
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    first: u64,
+    /// Where directories are made
+    #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
+    dir: PathBuf,
+    /// Stay so many seconds for a debugger when an operation hangs
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    linger: u64,
 }
 
 fn main() -> ExitCode {
-    let (options, linger) = match options() {
-        Ok(options) => options,
-        Err(error) => {
-            eprintln!("soak: {error}");
-            return ExitCode::from(2);
-        }
+    let arguments = Arguments::parse();
+    let options = Options {
+        time: Duration::from_secs(arguments.seconds),
+        rounds: arguments.rounds.unwrap_or(u64::MAX),
+        first: arguments.first,
+        seed: arguments.seed,
+        threads: arguments.threads as usize,
+        single: arguments.single,
+        dir: arguments.dir,
     };
-    println!("seed {}, {} threads, single: {}", options.seed, options.threads, options.single);
+    match options.single {
+        true => println!("soak: seed {}, one thread", options.seed),
+        false => println!("soak: seed {}, {} threads", options.seed, options.threads),
+    }
+    let linger = Duration::from_secs(arguments.linger);
     let hung = move |what| {
         println!("HANG: {what}");
         // For a debugger to look at it.
-        std::thread::sleep(Duration::from_secs(linger));
+        std::thread::sleep(linger);
         std::process::exit(1);
     };
     match run(&options, |line| println!("{line}"), hung) {
@@ -62,23 +70,28 @@ fn main() -> ExitCode {
         }
         Err(violation) => {
             println!("VIOLATION: {violation}");
+            let single = if options.single { " --single" } else { "" };
+            println!(
+                "to repeat: soak --seed {} --first {} --rounds 1{single}",
+                violation.seed, violation.round
+            );
             ExitCode::FAILURE
         }
     }
 }
 
 fn print(summary: &Summary) {
-    println!(
-        "passed: {} rounds, {} operations ({} refused), {} chunks loaded, {} written, {} faults, \
-         {} MiB resident, drawn {:016x}, outcome {:016x}",
-        summary.rounds,
-        summary.operations,
-        summary.refused,
-        summary.loads,
-        summary.written,
-        summary.faults,
-        summary.resident_kib >> 10,
-        summary.drawn,
-        summary.outcome,
+    let row = |name: &str, value: String| println!("  {name:<12}{value}");
+    println!("passed: no wrong byte, nothing leaked, nothing that hung for good");
+    row("rounds", format!("{} ({} closed on a hung path)", summary.rounds, summary.closed_hung));
+    row(
+        "operations",
+        format!("{} ({} refused as they may be)", summary.operations, summary.refused),
     );
+    row("loaded", format!("{} chunks", summary.loads));
+    row("written", format!("{} chunks ({} packed)", summary.written, summary.packed));
+    row("faults", format!("{} met, {} transfers hung", summary.faults, summary.hung));
+    row("resident", format!("{} MiB", summary.resident_kib >> 10));
+    row("drawn", format!("{:016x}", summary.drawn));
+    row("outcome", format!("{:016x}", summary.outcome));
 }

@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use tensortier_storage::error::{Error, ErrorKind};
+use tensortier_storage::error::Error;
+use tensortier_storage::store::Store;
 
+use super::content::Content;
 use super::held::same;
 use super::worker::{Common, PATIENCE};
 
@@ -32,51 +34,34 @@ fn soon(what: &str, mut call: impl FnMut() -> Result<(), Error>) -> Result<(), S
     })
 }
 
-/// Waits until the store rests, so that what comes next does not depend on timing.
-pub(super) fn settle(common: &Common) {
-    let look = || {
-        let _ = common.store.barrier();
-        let outstanding: u64 = common
-            .places
-            .active()
-            .iter()
-            .map(|(_, place)| place.store.outstanding())
-            .map(|outstanding| outstanding.read_bytes + outstanding.write_bytes)
-            .sum();
-        (common.store.stats(), outstanding)
-    };
-    let (mut last, mut same) = (look(), 0);
-    while same < 8 {
-        std::thread::sleep(Duration::from_micros(100));
-        let now = look();
-        same = if now == last && now.1 == 0 { same + 1 } else { 0 };
-        last = now;
-    }
-}
-
 /// Reads every object whole; the paths must be healed before.
 ///
 /// # Errors
 /// What cannot be read, or differs.
 pub(super) fn all_readable(
     common: &Common,
-    models: &[BTreeMap<String, Vec<u8>>],
+    models: &mut [BTreeMap<String, Content>],
 ) -> Result<(), String> {
     soon("flushing on healed paths", || common.store.flush())?;
-    let own = models.iter().flatten().map(|(key, bytes)| (key, &bytes[..]));
-    let shared = common.shared.iter().map(|(key, bytes)| (key, &bytes[..]));
-    for (key, expect) in own.chain(shared) {
-        let mut into = vec![0x5A; expect.len()];
+    for (key, bytes) in &common.shared {
+        let mut into = vec![0x5A; bytes.len()];
+        soon(&format!("reading {key} at the end"), || common.store.get_into(key, &mut into))?;
+        same(&into, bytes).map_err(|differs| format!("{key} at the end: {differs}"))?;
+    }
+    for (key, content) in models.iter_mut().flatten() {
+        let (mut into, mut dropped) = (vec![0x5A; content.len()], false);
         soon(&format!("reading {key} at the end"), || {
             match common.store.get_into(key, &mut into) {
-                Err(error) if error.kind() == ErrorKind::NotFound => {
-                    into.clear();
+                Err(Error::Dropped { .. }) if content.is_reproducible() => {
+                    dropped = true;
                     Ok(())
                 }
                 other => other,
             }
         })?;
-        same(&into, expect).map_err(|differs| format!("{key} at the end: {differs}"))?;
+        if !dropped {
+            content.check(0, &into).map_err(|differs| format!("{key} at the end: {differs}"))?;
+        }
     }
     Ok(())
 }
@@ -92,9 +77,16 @@ pub(super) fn nothing_stays(common: &Common) -> Result<(), String> {
     }
     store.barrier().map_err(|error| format!("barrier: {error}"))?;
     eventually(|| {
-        let host = store.stats().host;
-        let used: Vec<u64> = store.stats().paths.iter().map(|path| path.used_bytes).collect();
-        let left = host.in_use > 0 || used.iter().any(|bytes| *bytes > 0);
-        left.then(|| format!("after deleting all: {host:?}, extents of {used:?} bytes"))
+        let stats = store.stats();
+        let used: Vec<u64> = stats.paths.iter().map(|path| path.used_bytes).collect();
+        let taken = in_use(store) + stats.quarantined_bytes;
+        let left = taken > 0 || used.iter().any(|bytes| *bytes > 0);
+        left.then(|| format!("after deleting all: {stats:?}, extents of {used:?} bytes"))
     })
+}
+
+/// Returns how much of the host budget is taken, in bytes.
+pub(super) fn in_use(store: &Store) -> u64 {
+    let stats = store.stats();
+    stats.host.in_use + stats.packing.map_or(0, |packing| packing.in_use)
 }

@@ -17,7 +17,7 @@ const EIO: i32 = 5;
 const EAGAIN: i32 = 11;
 const ENOSPC: i32 = 28;
 const EROFS: i32 = 30;
-const ETIMEDOUT: i32 = 110;
+pub(super) const ETIMEDOUT: i32 = 110;
 
 /// What a read may fail with.
 pub(super) const READ_ERRORS: [i32; 2] = [EIO, ETIMEDOUT];
@@ -31,6 +31,7 @@ pub(super) struct Script {
     seed: u64,
     wrongs: Wrongs,
     armed: AtomicBool,
+    stalled: AtomicBool,
     calls: AtomicU64,
     met: AtomicU64,
 }
@@ -38,12 +39,18 @@ pub(super) struct Script {
 impl Script {
     pub(super) fn new(seed: u64, wrongs: Wrongs) -> Self {
         let (calls, met) = (AtomicU64::new(0), AtomicU64::new(0));
-        Script { seed, wrongs, armed: AtomicBool::new(false), calls, met }
+        let (armed, stalled) = (AtomicBool::new(false), AtomicBool::new(false));
+        Script { seed, wrongs, armed, stalled, calls, met }
     }
 
     /// Begins or ends what goes wrong.
     pub(super) fn arm(&self, armed: bool) {
         self.armed.store(armed, Ordering::SeqCst);
+    }
+
+    /// From now on operations hang, or no longer.
+    pub(super) fn stall(&self, stalled: bool) {
+        self.stalled.store(stalled, Ordering::SeqCst);
     }
 
     /// Returns how many faults were met so far.
@@ -53,6 +60,10 @@ impl Script {
 
     /// Decides on the `n`-th operation of the engine.
     pub(super) fn decide(&self, n: u64, operation: &Operation) -> Fault {
+        if self.stalled.load(Ordering::SeqCst) {
+            self.met.fetch_add(1, Ordering::Relaxed);
+            return Fault::Hang;
+        }
         if !self.armed.load(Ordering::SeqCst) {
             return Fault::Pass;
         }

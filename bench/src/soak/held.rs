@@ -1,13 +1,16 @@
 //! Leases and views that are kept over many operations, and what they must still say.
 
 use bytes::Bytes;
-use tensortier_storage::store::ReadLease;
+use tensortier_storage::store::{DeviceReadLease, ReadLease};
+
+use super::gpu::Gpu;
 
 /// A lease or a view.
 #[derive(Debug)]
 enum Kept {
     Lease(ReadLease),
     View(Bytes),
+    Device(DeviceReadLease, Gpu),
 }
 
 /// What is kept and the bytes it must hold for as long as it lives.
@@ -19,20 +22,34 @@ pub(super) struct Held {
 }
 
 impl Held {
-    pub(super) fn lease(lease: ReadLease, expect: &[u8], what: String) -> Self {
-        Held { kept: Kept::Lease(lease), expect: expect.to_vec(), what }
+    /// Keeps a lease; its bytes were found right.
+    pub(super) fn lease(lease: ReadLease, what: String) -> Self {
+        let expect = lease.to_vec();
+        Held { kept: Kept::Lease(lease), expect, what }
     }
 
-    pub(super) fn view(view: Bytes, expect: &[u8], what: String) -> Self {
-        Held { kept: Kept::View(view), expect: expect.to_vec(), what }
+    /// Keeps a view; its bytes were found right.
+    pub(super) fn view(view: Bytes, what: String) -> Self {
+        let expect = view.to_vec();
+        Held { kept: Kept::View(view), expect, what }
+    }
+
+    /// Keeps a lease on a device whose bytes are `expect`.
+    pub(super) fn device(lease: DeviceReadLease, gpu: &Gpu, expect: Vec<u8>, what: String) -> Self {
+        Held { kept: Kept::Device(lease, gpu.clone()), expect, what }
     }
 
     /// # Errors
     /// What differs.
     pub(super) fn check(&self) -> Result<(), String> {
+        let from_device;
         let bytes = match &self.kept {
             Kept::Lease(lease) => &lease[..],
             Kept::View(view) => &view[..],
+            Kept::Device(lease, gpu) => {
+                from_device = gpu.read(lease)?;
+                &from_device
+            }
         };
         same(bytes, &self.expect).map_err(|differs| format!("held {}: {differs}", self.what))
     }

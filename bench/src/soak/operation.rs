@@ -27,10 +27,22 @@ pub(super) enum Verb {
     RemovePath,
     Room,
     Trouble,
+    PutAsync,
+    GetAsync,
+    WriteRange,
+    HoldRange,
+    PutMany,
+    GetMany,
+    EvictMany,
+    DeleteMany,
+    DeviceRead,
+    DeviceWrite,
+    DeviceAhead,
+    Hang,
 }
 
 /// Verbs and how often each comes.
-const WEIGHTS: [(Verb, u64); 22] = [
+const WEIGHTS: [(Verb, u64); 34] = [
     (Verb::Create, 4),
     (Verb::Put, 18),
     (Verb::Get, 12),
@@ -53,6 +65,18 @@ const WEIGHTS: [(Verb, u64); 22] = [
     (Verb::RemovePath, 1),
     (Verb::Room, 2),
     (Verb::Trouble, 2),
+    (Verb::PutAsync, 8),
+    (Verb::GetAsync, 8),
+    (Verb::WriteRange, 12),
+    (Verb::HoldRange, 6),
+    (Verb::PutMany, 4),
+    (Verb::GetMany, 6),
+    (Verb::EvictMany, 3),
+    (Verb::DeleteMany, 1),
+    (Verb::DeviceRead, 10),
+    (Verb::DeviceWrite, 8),
+    (Verb::DeviceAhead, 3),
+    (Verb::Hang, 6),
 ];
 
 /// A verb and the numbers that say on what.

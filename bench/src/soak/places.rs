@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::{Path as FsPath, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 use tensortier_storage::clock::Clock;
 use tensortier_storage::error::{Error, Result};
@@ -11,7 +12,7 @@ use tensortier_storage::id::PathId;
 use tensortier_storage::io::decorate::Faulty;
 use tensortier_storage::io::{EngineChoice, EngineKind, IoEngine, Threads, Uring};
 use tensortier_storage::path::memory::{MemoryPath, Mischief};
-use tensortier_storage::path::{FilePathStore, Path, PathStore};
+use tensortier_storage::path::{Condition, FilePathStore, Path, PathStore};
 use tensortier_storage::units::{Bytes, BytesPerSecond};
 
 use super::config::{PathConfig, PathKind};
@@ -26,7 +27,12 @@ pub(super) struct Place {
     pub(super) store: Arc<dyn PathStore>,
     inner: Inner,
     quota: Option<u64>,
+    /// Until when it does not answer.
+    stalled: Arc<Mutex<Option<Instant>>>,
 }
+
+/// Longer than any round.
+const FOREVER: Duration = Duration::from_secs(3600);
 
 #[derive(Clone)]
 enum Inner {
@@ -34,9 +40,16 @@ enum Inner {
     Directory { dir: PathBuf, script: Arc<Script>, faulty: Weak<Faulty> },
 }
 
-/// The paths of a store, by their ids; those that were removed stay, to be looked at.
+/// The paths of a store; those that were removed stay, to be looked at.
 #[derive(Debug, Default)]
-pub(super) struct Places(Mutex<Vec<(Place, bool)>>);
+pub(super) struct Places(Mutex<Vec<Known>>);
+
+#[derive(Debug)]
+struct Known {
+    id: PathId,
+    place: Place,
+    active: bool,
+}
 
 impl fmt::Debug for Place {
     /// Writes its name alone: a path in memory would write all its bytes.
@@ -57,7 +70,8 @@ impl Place {
     /// As opening a path.
     pub(super) fn open(base: &FsPath, config: &PathConfig) -> Result<Self> {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let PathConfig { kind, seed, share_bps, quota, wrongs } = config.clone();
+        let PathConfig { kind, seed, share_bps, quota, deadline, wrongs } = config.clone();
+        let stalled = Arc::default();
         match kind {
             PathKind::Memory => {
                 let every = |per_mille: u64| 1000_u64.checked_div(per_mille).unwrap_or(0);
@@ -67,11 +81,11 @@ impl Place {
                     fail_read_every: every(wrongs.reads_fail),
                     flip_read_every: every(wrongs.bits_flip),
                     reorder: wrongs.holds as usize / 100,
-                    delay: std::time::Duration::from_micros(wrongs.delays / 4),
+                    delay: Duration::from_micros(wrongs.delays / 4),
                 };
                 let path = Arc::new(MemoryPath::new(&format!("memory {number}"), share_bps));
                 let inner = Inner::Memory(Arc::clone(&path), mischief);
-                Ok(Place { store: path, inner, quota })
+                Ok(Place { store: path, inner, quota, stalled })
             }
             PathKind::Directory { threads, hooked } => {
                 let dir = base.join(format!("path-{number}"));
@@ -81,6 +95,7 @@ impl Place {
                 // With caps no trial runs: what is faulty is seen from the first operation on.
                 let mut options = Path::new(&dir).read_cap(cap).write_cap(cap);
                 options.quota = quota.map(Bytes);
+                options.deadline = deadline;
                 let mut faulty = Weak::new();
                 let deciding = Arc::clone(&script);
                 let choice = if threads { EngineChoice::Threads } else { EngineChoice::Auto };
@@ -94,7 +109,7 @@ impl Place {
                 let clock = Clock::system();
                 let store = FilePathStore::open_decorated(&options, choice, clock, decorate)?;
                 let inner = Inner::Directory { dir, script, faulty };
-                Ok(Place { store: Arc::new(store), inner, quota })
+                Ok(Place { store: Arc::new(store), inner, quota, stalled })
             }
         }
     }
@@ -123,13 +138,69 @@ impl Place {
         }
     }
 
-    /// Gives out the answers that are held back.
-    fn release(&self) {
-        if let Inner::Directory { faulty, .. } = &self.inner
-            && let Some(faulty) = faulty.upgrade()
-        {
-            faulty.release();
+    fn stalled(&self) -> std::sync::MutexGuard<'_, Option<Instant>> {
+        self.stalled.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on it takes what it is told and does not answer, for a while.
+    pub(super) fn stall(&self, for_long: Duration) {
+        let mut stalled = self.stalled();
+        *stalled = Some(Instant::now() + for_long);
+        match &self.inner {
+            Inner::Memory(path, _) => path.stall(),
+            Inner::Directory { script, .. } => script.stall(true),
         }
+    }
+
+    /// As [`Place::stall`], until it is released.
+    pub(super) fn stall_for_good(&self) {
+        self.stall(FOREVER);
+    }
+
+    /// It answers again, also what it has.
+    pub(super) fn release(&self) {
+        self.answer(&mut self.stalled());
+    }
+
+    fn answer(&self, stalled: &mut Option<Instant>) {
+        *stalled = None;
+        match &self.inner {
+            Inner::Memory(path, _) => path.release(),
+            Inner::Directory { script, faulty, .. } => {
+                script.stall(false);
+                if let Some(faulty) = faulty.upgrade() {
+                    faulty.release();
+                }
+            }
+        }
+    }
+
+    /// Lets the deadline of a path in memory pass.
+    pub(super) fn expire(&self) {
+        if let Inner::Memory(path, _) = &self.inner {
+            path.hang();
+        }
+    }
+
+    /// Gives out the answers that are held back, unless it does not answer for now.
+    fn tick(&self) {
+        // Under the lock, so that it never undoes what somebody else does meanwhile.
+        let mut stalled = self.stalled();
+        match *stalled {
+            Some(until) if Instant::now() < until => self.expire(),
+            _ => self.answer(&mut stalled),
+        }
+    }
+
+    /// Returns whether it does not answer, as far as it knows.
+    pub(super) fn is_hung(&self) -> bool {
+        matches!(self.store.condition(), Condition::Hung { .. })
+    }
+
+    /// Returns whether something was asked for that is not answered.
+    pub(super) fn is_busy(&self) -> bool {
+        let outstanding = self.store.outstanding();
+        outstanding.read_bytes + outstanding.write_bytes > 0
     }
 
     /// Returns how many faults were met, where that is counted.
@@ -140,11 +211,12 @@ impl Place {
         }
     }
 
-    /// Returns what a path that was closed left behind.
-    pub(super) fn left_behind(&self) -> Option<String> {
+    /// Returns what a path that was closed left behind. What hung while it was closed may stay, and is
+    /// removed here.
+    pub(super) fn left_behind(&self, hung: bool) -> Option<String> {
         let Inner::Directory { dir, .. } = &self.inner else { return None };
         // It was made empty and only the path wrote into it.
-        let gone = std::fs::remove_dir(dir);
+        let gone = if hung { std::fs::remove_dir_all(dir) } else { std::fs::remove_dir(dir) };
         gone.err().map(|error| format!("{} is not empty: {error}", dir.display()))
     }
 }
@@ -159,35 +231,42 @@ fn hook(inner: Arc<dyn IoEngine>, script: &Arc<Script>) -> Arc<dyn IoEngine> {
 }
 
 impl Places {
-    /// Adds the next path.
-    pub(super) fn add(&self, place: Place) {
-        self.lock().push((place, true));
+    /// Adds a path that the store knows by this id.
+    pub(super) fn add(&self, id: PathId, place: Place) {
+        self.lock().push(Known { id, place, active: true });
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<(Place, bool)>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Known>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns all paths, removed ones too.
     pub(super) fn all(&self) -> Vec<Place> {
-        self.lock().iter().map(|(place, _)| place.clone()).collect()
+        self.lock().iter().map(|known| known.place.clone()).collect()
     }
 
     /// Returns the paths in service.
     pub(super) fn active(&self) -> Vec<(PathId, Place)> {
         let places = self.lock();
-        let active = places.iter().enumerate().filter(|(_, (_, active))| *active);
-        active.map(|(index, (place, _))| (PathId(index as u16), place.clone())).collect()
+        let active = places.iter().filter(|known| known.active);
+        active.map(|known| (known.id, known.place.clone())).collect()
     }
 
     /// Notes that a path was taken out of service.
     pub(super) fn removed(&self, id: PathId) {
-        if let Some((_, active)) = self.lock().get_mut(usize::from(id.0)) {
-            *active = false;
-        }
+        self.lock()
+            .iter_mut()
+            .filter(|known| known.id == id)
+            .for_each(|known| known.active = false);
     }
 
-    /// Gives out the answers that are held back on any path.
+    /// Gives out the answers that are held back on any path, and lets those that stalled answer again
+    /// when their time is over.
+    pub(super) fn tick(&self) {
+        self.all().iter().for_each(Place::tick);
+    }
+
+    /// Has all paths answer again.
     pub(super) fn release(&self) {
         self.all().iter().for_each(Place::release);
     }

@@ -8,11 +8,16 @@ use std::time::{Duration, Instant};
 
 use tensortier_storage::clock::Clock;
 use tensortier_storage::dtype::DType;
+use tensortier_storage::error::{Error, ErrorKind};
+use tensortier_storage::id::PathId;
 use tensortier_storage::path::memory::MemoryPath;
 use tensortier_storage::store::Store;
 
-use super::check::{all_readable, eventually, nothing_stays};
+use super::check::{all_readable, eventually, in_use, nothing_stays};
 use super::config::Config;
+use super::content::{Content, contents};
+use super::files::Adopted;
+use super::gpu::Gpu;
 use super::held::Held;
 use super::numbers::{Numbers, mix};
 use super::places::{Place, Places};
@@ -33,6 +38,12 @@ pub(super) struct Outcome {
     pub(super) outcome: u64,
     pub(super) loads: u64,
     pub(super) written: u64,
+    /// Chunks that were stored in fewer bytes.
+    pub(super) packed: u64,
+    /// Transfers that a path did not answer for longer than it may.
+    pub(super) hung: u64,
+    /// Whether a path did not answer while the store was closed.
+    pub(super) closed_hung: bool,
 }
 
 /// What was wrong, in which thread and at which of its operations.
@@ -60,54 +71,81 @@ pub(super) fn round(
     let before = Resources::now();
     let mut numbers = Numbers::part(setting.seed, u64::MAX);
     let config = Config::draw(&mut numbers, setting.threads as u64, setting.single);
-    let common = Arc::new(open(setting, config, &mut numbers).map_err(at_end)?);
+    let (common, adopted) = open(setting, config, &mut numbers).map_err(at_end)?;
+    let common = Arc::new(common);
     let watch = Watch::start(&common, hung);
-    let places = Arc::clone(&common.places);
-    let (outcome, kept) = hammer(setting, common)?;
-    // The last answers are given out while the store closes; then the watch is over.
-    drop(watch);
+    let (places, gpu) = (Arc::clone(&common.places), common.gpu.clone().map(|(gpu, _)| gpu));
+    let (mut outcome, models, mut kept) = hammer(setting, &common, adopted.as_ref())?;
+    let closed = close(setting, common, models, &mut kept).map_err(at_end)?;
+    outcome.closed_hung = closed.hung;
     kept.iter().try_for_each(Held::check).map_err(at_end)?;
     drop(kept);
-    places.all().iter().try_for_each(|place| match place.left_behind() {
-        Some(left) => Err(at_end(format!("after closing: {left}"))),
-        None => Ok(()),
-    })?;
-    drop(places);
+    // What hangs is answered now; the last answers were given out while the store closed.
+    places.release();
+    eventually(|| {
+        let gpu = gpu.as_ref().map_or(0, Gpu::in_use);
+        let host = in_use(&closed.store);
+        (host + gpu > 0)
+            .then(|| format!("after closing: {host} bytes of memory, {gpu} of a device"))
+    })
+    .map_err(at_end)?;
+    drop(watch);
+    drop((adopted, closed.store));
+    eventually(|| places.all().iter().find_map(|place| place.left_behind(closed.hung)))
+        .map_err(|left| at_end(format!("after closing: {left}")))?;
+    drop((places, gpu));
     eventually(|| Resources::now().more_than(&before)).map_err(at_end)?;
     Ok(outcome)
 }
 
-fn open(setting: &Setting<'_>, config: Config, numbers: &mut Numbers) -> Result<Common, String> {
+fn open(
+    setting: &Setting<'_>,
+    config: Config,
+    numbers: &mut Numbers,
+) -> Result<(Common, Option<Adopted>), String> {
+    let failed = |attempted: &str, error: Error| format!("{attempted}: {error}");
     let places = Arc::new(Places::default());
     let clock = if setting.single { Clock::manual() } else { Clock::system() };
     let mut builder = Store::builder()
         .host_budget(config.budget)
         .chunk_bytes(config.chunk_bytes)
         .checksums(config.checksums)
+        .placement(config.placement)
+        .compression(config.compression)
+        .packing_bytes(config.packing)
         .wait_for_leases(config.patience)
         .clock(clock.clone());
-    for path in &config.paths {
-        let place = Place::open(setting.base, path).map_err(|error| format!("path: {error}"))?;
+    for (id, path) in (0..).map(PathId).zip(&config.paths) {
+        let place = Place::open(setting.base, path).map_err(|error| failed("path", error))?;
         place.set_room(Some(0));
         place.trouble(false);
         builder = builder.path_store(Arc::clone(&place.store));
-        places.add(place);
+        places.add(id, place);
     }
-    let store = builder.open().map_err(|error| format!("opening: {error}"))?;
+    let store = builder.open().map_err(|error| failed("opening", error))?;
     let mut shared = BTreeMap::new();
     for index in 0..SHARED_KEYS {
         let len = numbers.below(config.budget / 2 + 1).max(1);
-        let mut bytes = vec![0; len as usize];
-        numbers.fill(&mut bytes);
-        let key = format!("shared/{index}");
-        let put = store.put(&key, DType::U8, &[len], &bytes);
-        put.map_err(|error| format!("putting {key}: {error}"))?;
+        let (key, bytes) = (format!("shared/{index}"), contents(numbers.next(), len));
+        store.put(&key, DType::U8, &[len], &bytes).map_err(|error| failed(&key, error))?;
         shared.insert(key, Arc::new(bytes));
+    }
+    let adopted = config.adopts.then(|| adopt(setting, &store, &config, numbers)).transpose()?;
+    let gpu = config.device_budget.map(|budget| {
+        let gpu = Gpu::new(Duration::from_micros(numbers.pick(&[0, 50, 1000])));
+        let tier = store.attach_device(gpu.device(), budget);
+        tier.map(|tier| (gpu, tier)).map_err(|error| failed("attaching a device", error))
+    });
+    let gpu = gpu.transpose()?;
+    for (key, bytes) in adopted.iter().flat_map(|adopted| &adopted.tensors) {
+        if key.starts_with("shared/") {
+            shared.insert(key.clone(), Arc::new(bytes.clone()));
+        }
     }
     if !setting.single {
         places.all().iter().for_each(|place| place.trouble(true));
     }
-    Ok(Common {
+    let common = Common {
         store,
         config,
         places,
@@ -115,21 +153,47 @@ fn open(setting: &Setting<'_>, config: Config, numbers: &mut Numbers) -> Result<
         shared,
         stop: AtomicBool::new(false),
         until: setting.until,
-        single: setting.single,
         clock,
+        gpu,
         progress: (0..setting.threads).map(|_| AtomicU64::new(0)).collect(),
-    })
+    };
+    Ok((common, adopted))
 }
 
-/// Lets the threads work, then checks all and closes the store. Returns leases that outlive it.
-fn hammer(setting: &Setting<'_>, common: Arc<Common>) -> Result<(Outcome, Vec<Held>), Wrong> {
-    let at_end = |what: String| (None, 0, what);
+/// Makes objects of a file's tensors: one that all read, and some of each thread.
+fn adopt(
+    setting: &Setting<'_>,
+    store: &Store,
+    config: &Config,
+    numbers: &mut Numbers,
+) -> Result<Adopted, String> {
+    std::fs::create_dir_all(setting.base).map_err(|error| error.to_string())?;
+    let own = (0..setting.threads).flat_map(|id| (0..2).map(move |n| format!("own/{id}/{n}")));
+    let names = own.chain([String::from("shared/file")]).collect();
+    let longest = (config.chunk_bytes * 3).min(config.longest);
+    Adopted::open(store, setting.base, names, longest, numbers)
+        .map_err(|error| format!("adopting a file: {error}"))
+}
+
+type Models = Vec<BTreeMap<String, Content>>;
+
+/// Lets the threads work. Returns what must be there afterwards, and leases that are held.
+fn hammer(
+    setting: &Setting<'_>,
+    common: &Common,
+    adopted: Option<&Adopted>,
+) -> Result<(Outcome, Models, Vec<Held>), Wrong> {
     let workers = std::thread::scope(|scope| {
         let spawn = |id: usize| {
             let numbers = Numbers::part(setting.seed, id as u64);
-            let common = &*common;
+            let own = format!("own/{id}/");
+            let tensors = adopted.iter().flat_map(|adopted| &adopted.tensors);
+            let model = tensors
+                .filter(|(key, _)| key.starts_with(&own))
+                .map(|(key, bytes)| (key.clone(), Content::new(bytes.clone(), false)))
+                .collect();
             scope.spawn(move || {
-                let mut worker = Worker::new(common, id, numbers);
+                let mut worker = Worker::new(common, id, numbers, model);
                 let result = worker.run();
                 let Worker { model, held, operations, refused, drawn, outcome, .. } = worker;
                 (result, model, held, operations, refused, drawn, outcome)
@@ -152,33 +216,82 @@ fn hammer(setting: &Setting<'_>, common: Arc<Common>) -> Result<(Outcome, Vec<He
         models.push(model);
         kept.extend(held);
     }
-    let places = common.places.all();
-    places.iter().for_each(|place| place.trouble(false));
-    outcome.faults = places.iter().map(Place::faults).sum();
-    drop(places);
-    // Every other round is closed as it is, with leases that outlive it.
+    outcome.faults = common.places.all().iter().map(Place::faults).sum();
+    let counters = common.store.stats().counters;
+    (outcome.loads, outcome.written) = (counters.loads, counters.written);
+    (outcome.packed, outcome.hung) = (counters.packed, counters.hung);
+    Ok((outcome, models, kept))
+}
+
+/// A store that was closed.
+struct Closed {
+    store: Store,
+    /// Whether a path did not answer meanwhile.
+    hung: bool,
+}
+
+/// Checks what the threads left and closes the store. Every other round is closed as it is: `kept`
+/// outlives it, and paths may hang.
+fn close(
+    setting: &Setting<'_>,
+    common: Arc<Common>,
+    mut models: Models,
+    kept: &mut Vec<Held>,
+) -> Result<Closed, String> {
     let clean = setting.seed.is_multiple_of(2);
-    kept.iter().try_for_each(Held::check).map_err(at_end)?;
+    let hangs = common.config.paths_hang && !clean;
+    kept.iter().try_for_each(Held::check)?;
+    common.places.all().iter().for_each(|place| place.trouble(false));
+    common.places.release();
+    if hangs {
+        stall_some(setting, &common);
+    }
     if clean {
         kept.clear();
         // Quotas of directories cannot be raised: another path gives room again.
         let more = Arc::new(MemoryPath::new("more", 1e9));
-        common.store.add_path_store(more).map_err(|error| at_end(format!("path: {error}")))?;
-        all_readable(&common, &models).map_err(at_end)?;
-        nothing_stays(&common).map_err(at_end)?;
+        common.store.add_path_store(more).map_err(|error| format!("path: {error}"))?;
+        all_readable(&common, &mut models)?;
+        nothing_stays(&common)?;
     }
-    let counters = common.store.stats().counters;
-    (outcome.loads, outcome.written) = (counters.loads, counters.written);
     let store = common.store.clone();
+    // A tier may end with its last owner, or with the store.
+    let tier = common.gpu.clone().filter(|_| setting.seed & 2 == 0);
     drop(common);
-    store.close(PATIENCE).map_err(|error| at_end(format!("closing: {error}")))?;
-    kept.iter().try_for_each(Held::check).map_err(at_end)?;
-    if kept.is_empty() {
-        let host = store.stats().host;
-        eventually(|| (store.stats().host.in_use > 0).then(|| format!("after closing: {host:?}")))
-            .map_err(at_end)?;
+    let grace = if hangs { Duration::from_millis(100) } else { PATIENCE };
+    let begun = Instant::now();
+    let closed = store.close(grace);
+    drop(tier);
+    if begun.elapsed() > grace + PATIENCE {
+        return Err(format!("closing took {:?} with a grace of {grace:?}", begun.elapsed()));
     }
-    Ok((outcome, kept))
+    match closed {
+        Ok(()) => Ok(Closed { store, hung: false }),
+        Err(error) if hangs && error.kind() == ErrorKind::Timeout => {
+            Ok(Closed { store, hung: true })
+        }
+        Err(error) => Err(format!("closing: {error}")),
+    }
+}
+
+/// Has some paths hang for good, with something to do.
+fn stall_some(setting: &Setting<'_>, common: &Common) {
+    let store = &common.store;
+    for index in 0..8 {
+        // Where there is no room for more there is enough to be done.
+        let _ = store.put(&format!("late/{index}"), DType::U8, &[4000], &[index; 4000]);
+    }
+    for (index, (_, place)) in common.places.active().into_iter().enumerate() {
+        if index == 0 || setting.seed >> (8 + index) & 1 == 0 {
+            place.stall_for_good();
+        }
+    }
+    drop(store.flush_async());
+    for key in store.list("") {
+        let _ = store.prefetch(&key.to_string());
+    }
+    // Long enough for some deadlines to pass, and not for others.
+    std::thread::sleep(Duration::from_millis(setting.seed >> 16 & 127));
 }
 
 /// Counts panics of any thread of the process: one of the store's threads that panics is a finding

@@ -44,6 +44,12 @@ pub struct Summary {
     pub loads: u64,
     /// Chunks written to paths.
     pub written: u64,
+    /// Of those, how many in fewer bytes.
+    pub packed: u64,
+    /// Transfers that a path did not answer for longer than it may.
+    pub hung: u64,
+    /// Stores that were closed meanwhile.
+    pub closed_hung: u64,
     /// Of all operations drawn.
     pub drawn: u64,
     /// Of what came of them; equal for equal seeds with `single`.
@@ -60,6 +66,9 @@ impl Summary {
         self.faults += round.faults;
         self.loads += round.loads;
         self.written += round.written;
+        self.packed += round.packed;
+        self.hung += round.hung;
+        self.closed_hung += u64::from(round.closed_hung);
         self.drawn = mix(self.drawn ^ round.drawn);
         self.outcome = mix(self.outcome ^ round.outcome);
     }
@@ -102,14 +111,17 @@ pub fn run(
         }
         summary.add(&outcome);
         line(&format!(
-            "round {number}: {}, {} operations ({} refused), {} loads, {} written, {} faults, \
-             {:.1} s, drawn {:016x}, outcome {:016x}",
+            "round {number}: {}, {} operations ({} refused), {} loads, {} written ({} packed), \
+             {} faults, {} hung{}, {:.1} s, drawn {:016x}, outcome {:016x}",
             outcome.config,
             outcome.operations,
             outcome.refused,
             outcome.loads,
             outcome.written,
+            outcome.packed,
             outcome.faults,
+            outcome.hung,
+            if outcome.closed_hung { " to the end" } else { "" },
             begun.elapsed().as_secs_f64(),
             outcome.drawn,
             outcome.outcome,

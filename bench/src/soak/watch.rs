@@ -30,7 +30,7 @@ impl Watch {
             let mut seen: Vec<(u64, Instant)> = Vec::new();
             while !ends.load(Ordering::SeqCst) {
                 thread::sleep(TICK);
-                places.release();
+                places.tick();
                 let Some(common) = common.upgrade() else { continue };
                 let now: Vec<u64> =
                     common.progress.iter().map(|p| p.load(Ordering::SeqCst)).collect();

@@ -7,17 +7,19 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use tensortier_storage::clock::Clock;
-use tensortier_storage::error::{Error, ErrorKind};
-use tensortier_storage::path::memory::Mischief;
-use tensortier_storage::store::{Schedule, Store};
+use tensortier_storage::error::Error;
+use tensortier_storage::store::{DeviceTier, Schedule, Store};
 
-use super::check::settle;
 use super::config::Config;
-use super::faults::READ_ERRORS;
+use super::content::Content;
+use super::gpu::Gpu;
 use super::held::Held;
 use super::numbers::{Numbers, mix};
 use super::operation::{Operation, Verb};
 use super::places::Places;
+
+/// How an operation ended: what must not be is in the error.
+pub(super) type Done = Result<(), String>;
 
 /// Longer than any answer may take.
 pub(super) const PATIENCE: Duration = Duration::from_secs(20);
@@ -36,8 +38,9 @@ pub(super) struct Common {
     pub(super) shared: BTreeMap<String, Arc<Vec<u8>>>,
     pub(super) stop: AtomicBool,
     pub(super) until: Option<Instant>,
-    pub(super) single: bool,
     pub(super) clock: Clock,
+    /// A device and its tier, in a part of the rounds.
+    pub(super) gpu: Option<(Gpu, DeviceTier)>,
     /// Each thread's operation under way, and the verb, for whoever finds that it hangs.
     pub(super) progress: Vec<AtomicU64>,
 }
@@ -74,7 +77,7 @@ impl fmt::Display for Violation {
 pub(super) struct Worker<'a> {
     pub(super) common: &'a Common,
     pub(super) id: usize,
-    pub(super) model: BTreeMap<String, Vec<u8>>,
+    pub(super) model: BTreeMap<String, Content>,
     pub(super) held: Vec<Held>,
     pub(super) schedule: Schedule,
     pub(super) operations: u64,
@@ -84,21 +87,30 @@ pub(super) struct Worker<'a> {
     pub(super) drawn: u64,
     /// Of what came of it.
     pub(super) outcome: u64,
+    /// Alone: whether the last operation met what goes wrong.
+    pub(super) troubled: bool,
     numbers: Numbers,
 }
 
 impl<'a> Worker<'a> {
-    pub(super) fn new(common: &'a Common, id: usize, numbers: Numbers) -> Self {
+    /// Returns the thread of this number; `model` is what of its own there is already.
+    pub(super) fn new(
+        common: &'a Common,
+        id: usize,
+        numbers: Numbers,
+        model: BTreeMap<String, Content>,
+    ) -> Self {
         Worker {
             common,
             id,
-            model: BTreeMap::new(),
+            model,
             held: Vec::new(),
             schedule: common.store.schedule(),
             operations: 0,
             refused: 0,
             drawn: 0,
             outcome: 0,
+            troubled: false,
             numbers,
         }
     }
@@ -134,41 +146,13 @@ impl<'a> Worker<'a> {
                 progress.store((number + 1) << 8 | operation.verb as u64, Ordering::SeqCst);
             }
             let failed = |what| format!("{:?} {operation:?}: {what}", operation.verb);
-            self.trouble_alone(&operation);
+            self.trouble_alone(&operation).map_err(failed)?;
             // Time passes by operations alone; on a system's clock this does nothing.
             self.common.clock.advance(OPERATION_TIME);
             self.apply(&operation).map_err(failed)?;
             self.operations = number + 1;
-            self.settle_alone();
         }
         self.held.iter().try_for_each(Held::check)
-    }
-
-    /// Alone, an operation meets what goes wrong as a whole: which of its transfers comes first then
-    /// makes no difference.
-    fn trouble_alone(&self, operation: &Operation) {
-        let config = &self.common.config;
-        if !self.common.single {
-            return;
-        }
-        let every = |on: bool, at: u64| u64::from(on && operation.seed >> 8 & 7 == at);
-        let mischief = Mischief {
-            fail_read_every: every(config.reads_fail, 0),
-            flip_read_every: every(config.bits_flip, 1),
-            // A write that fails is tried again before the next one fails.
-            fail_write_every: 7 * u64::from(config.writes_fail),
-            ..Mischief::default()
-        };
-        for (_, place) in self.common.places.active() {
-            place.set_mischief(mischief);
-        }
-    }
-
-    /// Alone, waits until what was begun has ended, so that nothing depends on timing.
-    pub(super) fn settle_alone(&self) {
-        if self.common.single {
-            settle(self.common);
-        }
     }
 
     fn apply(&mut self, operation: &Operation) -> Result<(), String> {
@@ -189,6 +173,18 @@ impl<'a> Worker<'a> {
             Verb::Delete => self.delete(operation)?,
             Verb::Rename => self.rename(operation)?,
             Verb::Flush => self.flush()?,
+            Verb::PutAsync => self.put_async(operation)?,
+            Verb::GetAsync => self.get_async(operation)?,
+            Verb::WriteRange => self.write_range(operation)?,
+            Verb::HoldRange => self.hold_range(operation)?,
+            Verb::PutMany => self.put_many(operation)?,
+            Verb::GetMany => self.get_many(operation)?,
+            Verb::EvictMany => self.evict_many(operation)?,
+            Verb::DeleteMany => self.delete_many(operation)?,
+            Verb::DeviceRead => self.device_read(operation)?,
+            Verb::DeviceWrite => self.device_write(operation)?,
+            Verb::DeviceAhead => self.device_ahead(operation)?,
+            Verb::Hang => self.hang(operation)?,
             Verb::List => self.list()?,
             Verb::Pass => self.pass(operation)?,
             Verb::EndSchedule => self.schedule.end(),
@@ -208,22 +204,14 @@ impl<'a> Worker<'a> {
     ///
     /// # Errors
     /// The error, if it may not.
-    pub(super) fn may_fail(&mut self, error: &Error, holds: bool) -> Result<(), String> {
-        let config = &self.common.config;
-        let legal = match (error.kind(), error) {
-            // Alone and without leases nothing can hold memory.
-            (ErrorKind::Budget, Error::BudgetExhausted { .. }) => {
-                !self.common.single || holds || !self.held.is_empty()
-            }
-            // A closed path or a range that does not fit are never what was asked for.
-            (ErrorKind::Io, Error::Read { source, .. }) => {
-                config.reads_fail && READ_ERRORS.contains(&source.0)
-            }
-            (ErrorKind::Corrupt, _) => config.bits_flip,
-            (ErrorKind::NoSpace, _) => config.writes_fail,
-            _ => false,
-        };
-        if !legal {
+    pub(super) fn may_fail(&mut self, error: &Error) -> Result<(), String> {
+        if let Error::Dropped { key, .. } = error
+            && self.model.get(key).is_some_and(Content::is_reproducible)
+        {
+            // What is dropped when depends on what needed memory when, and does not repeat.
+            return Ok(());
+        }
+        if !self.common.config.explains(error) {
             return Err(format!("an error that may not be: {error} ({error:?})"));
         }
         self.refused += 1;
