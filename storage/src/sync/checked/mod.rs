@@ -2,6 +2,7 @@
 //!
 //! It has no time: a wait with a limit ends at any moment, by a wake-up or because it is over. What
 //! counts without them (`Arc`) is no place where another thread goes on.
+#![allow(clippy::unwrap_used, reason = "helpers of tests may panic as tests do")]
 
 pub(crate) mod channel;
 mod schedules;
