@@ -17,7 +17,7 @@ const FLOORS: [&[&str]; 10] = [
     &["mover"],
     &["device"],
     &["store"],
-    &["lib", "testing"],
+    &["lib", "testing", "model"],
 ];
 
 /// Crates from the ground up: folder, package, and which of our packages it may use.

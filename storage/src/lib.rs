@@ -16,6 +16,8 @@ pub mod evict;
 pub mod id;
 pub mod io;
 pub mod metrics;
+#[cfg(all(test, model))]
+mod model;
 mod mover;
 pub mod path;
 mod placement;

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crossbeam_channel::Sender;
 use tensortier_gpu::{Device, DeviceBuffer};
 
 use crate::catalog::ChunkRef;
 use crate::error::Error;
 use crate::id::Tier;
+use crate::sync::channel::Sender;
 use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
 use crate::units::Bytes;
 

@@ -21,10 +21,8 @@ mod worker;
 
 use std::sync::Arc;
 use std::task::Wake;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::Sender;
 use tensortier_gpu::{Device, DeviceId};
 
 use crate::catalog::ChunkRef;
@@ -33,6 +31,8 @@ use crate::id::Tier;
 use crate::metrics::{DeviceCounterValues, DeviceCounters};
 use crate::mover::{self, Handle};
 use crate::sync::Mutex;
+use crate::sync::channel::{self, Sender};
+use crate::sync::thread::{self, JoinHandle};
 use crate::ticket::{Completer, Ticket, ticket};
 use crate::units::Bytes;
 
@@ -140,7 +140,7 @@ impl DeviceCache {
             })
         };
         let streams = (stream()?, stream()?);
-        let (inbox, messages) = crossbeam_channel::unbounded();
+        let (inbox, messages) = channel::unbounded();
         let shared = Arc::new(Shared {
             memory: Arc::new(Memory::new(device, budget, inbox.clone())),
             copies: Mutex::new(Copies::new()),
@@ -149,7 +149,7 @@ impl DeviceCache {
             inbox,
         });
         let worker = Worker::new(Arc::clone(&shared), messages, streams);
-        let thread = std::thread::Builder::new()
+        let thread = thread::Builder::new()
             .name(String::from("tensortier-device"))
             .spawn(move || worker.run())
             .map_err(|error| mover::refuse_thread(&error))?;
@@ -230,7 +230,7 @@ impl DeviceCache {
         drop(copies);
         self.shared.send(Msg::Close { deadline, reply });
         let own = self.thread.lock().as_ref().map(|thread| thread.thread().id());
-        if own == Some(std::thread::current().id()) { Ticket::answered(Ok(false)) } else { ticket }
+        if own == Some(thread::current().id()) { Ticket::answered(Ok(false)) } else { ticket }
     }
 }
 

@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
-use crossbeam_channel::Receiver;
 use tensortier_gpu::Stream;
 
 use crate::catalog::ChunkRef;
 use crate::error::{Error, Fate};
 use crate::id::ChunkId;
+use crate::sync::channel::Receiver;
 use crate::ticket::Completer;
 
 use super::under_way::{Back, Fetch};

@@ -3,7 +3,6 @@
 use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::sync::Arc;
-use std::thread::{self, JoinHandle, ThreadId};
 
 use rustix::io::ReadWriteFlags;
 
@@ -11,6 +10,7 @@ use super::engine::{EngineKind, IoEngine, Operation, Transfer};
 use super::progress::{KernelHook, Step};
 use super::task::Task;
 use crate::error::{Errno, Error, Result};
+use crate::sync::thread::{self, JoinHandle, ThreadId};
 use crate::sync::{Condvar, Mutex};
 
 /// Blocking reads and writes on a fixed number of threads; one operation per thread at a time.

@@ -5,7 +5,6 @@ use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use io_uring::{IoUring, opcode, squeue, types};
@@ -16,6 +15,7 @@ use super::progress::{KernelHook, Step};
 use super::task::Task;
 use crate::error::{Errno, Error, Result};
 use crate::sync::Mutex;
+use crate::sync::thread::{self, JoinHandle};
 
 /// Entries of the submission queue.
 const ENTRIES: u32 = 128;

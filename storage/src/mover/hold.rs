@@ -98,7 +98,9 @@ impl Handle {
             }
             Lease::Gone => {
                 drop(cell);
-                Ticket::answered(Err(gone(chunk)))
+                // At its end the mover gives all chunks up: that is no deletion to whoever asks.
+                let closed = self.shared.ended.load(Ordering::SeqCst);
+                Ticket::answered(Err(if closed { Error::Closed } else { gone(chunk) }))
             }
             Lease::Pinned => Ticket::answered(Err(cell.pinned(chunk))),
             Lease::Dropped => {

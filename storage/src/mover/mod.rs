@@ -24,10 +24,7 @@ mod writeback;
 
 use std::fmt;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::Duration;
-
-use crossbeam_channel::Sender;
 
 use crate::arena::{Arena, FrameMut, FrameRef};
 use crate::catalog::{ChunkRef, Object};
@@ -39,6 +36,8 @@ use crate::id::{PathId, ScheduleId};
 use crate::metrics::Counters;
 use crate::path::{CloseError, PathEvent, PathSet, PathStore, TransferError};
 use crate::placement::Placement;
+use crate::sync::channel::{self, Sender};
+use crate::sync::thread::{self, JoinHandle};
 use crate::sync::{AtomicBool, AtomicU64, Ordering};
 use crate::ticket::Completer;
 
@@ -203,7 +202,7 @@ pub(crate) struct Settings {
 /// # Errors
 /// [`Error::System`] when the system refuses a thread.
 pub(crate) fn start(settings: Settings) -> Result<(Handle, JoinHandle<()>)> {
-    let (inbox, messages) = crossbeam_channel::unbounded();
+    let (inbox, messages) = channel::unbounded();
     let Settings { policy, patience, .. } = settings;
     let shared = Arc::new(Shared {
         arena: settings.arena,
@@ -230,7 +229,7 @@ pub(crate) fn start(settings: Settings) -> Result<(Handle, JoinHandle<()>)> {
     let handle = Handle { inbox, shared };
     let workers = worker::start(&handle)?;
     let mover = Mover::new(handle.clone(), messages, workers, policy, patience);
-    let thread = std::thread::Builder::new()
+    let thread = thread::Builder::new()
         .name(String::from("tensortier-mover"))
         .spawn(move || mover.run())
         .map_err(|error| refuse_thread(&error))?;

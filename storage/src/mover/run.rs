@@ -2,13 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::RecvTimeoutError;
-
 use crate::catalog::FrameSlot;
 use crate::error::Error;
 use crate::id::PathId;
 use crate::path::{CloseError, PathEvent};
 use crate::sync::Ordering;
+use crate::sync::channel::RecvTimeoutError;
 use crate::ticket::Completer;
 
 use super::Msg;

@@ -4,14 +4,13 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender};
-
 use crate::catalog::ChunkRef;
 use crate::error::Error;
 use crate::evict::EvictionPolicy;
 use crate::id::{ChunkId, Class, PathId};
 use crate::path::{CloseError, PathStore};
 use crate::placement::Placer;
+use crate::sync::channel::{Receiver, Sender};
 use crate::ticket::Completer;
 
 use super::health::Health;

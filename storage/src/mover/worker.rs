@@ -1,12 +1,12 @@
 //! Threads for what costs processor time between memory and a path: checksums, compression, and
 //! zeroing frames of chunks that were never written.
 
-use crossbeam_channel::{Receiver, Sender};
-
 use crate::arena::{FrameMut, FrameRef};
 use crate::catalog::ChunkRef;
 use crate::codec::{Bad, Checksums, Encoding, Form, Mismatch, Packed, Scratch, Trial, Undecodable};
 use crate::error::{Error, Result};
+use crate::sync::channel::{self, Receiver, Sender};
+use crate::sync::thread;
 
 use super::{Handle, Msg, Sealed, refuse_thread};
 
@@ -29,11 +29,11 @@ pub(super) enum Job {
 /// # Errors
 /// [`Error::System`] when the system refuses a thread.
 pub(super) fn start(handle: &Handle) -> Result<Sender<Job>> {
-    let (sender, jobs) = crossbeam_channel::unbounded();
-    let count = std::thread::available_parallelism().map_or(1, |n| n.get().min(MOST_WORKERS));
+    let (sender, jobs) = channel::unbounded();
+    let count = thread::available_parallelism().map_or(1, |n| n.get().min(MOST_WORKERS));
     for index in 0..count {
         let (jobs, handle) = (Receiver::clone(&jobs), handle.clone());
-        std::thread::Builder::new()
+        thread::Builder::new()
             .name(format!("tensortier-codec-{index}"))
             .spawn(move || {
                 let mut scratch = Scratch::default();

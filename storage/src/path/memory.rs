@@ -6,8 +6,6 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
-
 use super::bell::Bell;
 use super::hang::{Started, Watch};
 use super::{
@@ -18,6 +16,8 @@ use crate::arena::{FrameSlice, FrameSliceMut, GRANULE, granules_up};
 use crate::clock::Clock;
 use crate::error::Errno;
 use crate::id::Class;
+use crate::sync::channel::{self, Receiver, RecvTimeoutError, Sender};
+use crate::sync::thread;
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// What such a path takes without a quota, in bytes.
@@ -115,9 +115,9 @@ impl MemoryPath {
             clock: Clock::manual(),
             bell: Bell::default(),
         });
-        let (jobs, inbox) = crossbeam_channel::unbounded();
+        let (jobs, inbox) = channel::unbounded();
         let worker = Arc::clone(&shared);
-        std::thread::spawn(move || work(&inbox, &worker));
+        thread::spawn(move || work(&inbox, &worker));
         MemoryPath { capabilities: Capabilities::of_own(name, "memory"), jobs, shared }
     }
 
@@ -245,7 +245,7 @@ fn work(inbox: &Receiver<Job>, shared: &Shared) {
                 break;
             }
             let Some(job) = stalled.pop_front() else { break };
-            std::thread::sleep(mischief.delay);
+            thread::sleep(mischief.delay);
             held.push(shared.run(job));
             if held.len() > mischief.reorder {
                 shared.answer(&mut held);

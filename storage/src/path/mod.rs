@@ -13,6 +13,8 @@ pub mod leftover;
 pub mod lock;
 #[cfg(any(test, feature = "testing"))]
 pub mod memory;
+#[cfg(all(test, model))]
+mod model;
 pub mod options;
 pub mod profile;
 mod pump;

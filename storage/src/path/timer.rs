@@ -1,11 +1,11 @@
 //! The one timer of a path: its thread looks at the path when a cap or a deadline falls due.
 
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use crate::clock::Clock;
 use crate::error::{Error, Result};
+use crate::sync::thread::{self, JoinHandle};
 use crate::sync::{Condvar, Mutex};
 
 /// Calls back at a time that is set, on a thread of its own.

@@ -6,8 +6,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, Sender};
-
 use super::{TensorEntry, TensorFile};
 use crate::arena::{FrameSlice, FrameSliceMut, granules_up};
 use crate::error::{Errno, Error, Result};
@@ -17,6 +15,8 @@ use crate::path::{
     Capabilities, CloseError, Extent, Kind, Outstanding, PathCounters, PathProfile, PathStore,
     ReadDone, TransferError, WriteDone,
 };
+use crate::sync::channel::{self, Receiver, Sender};
+use crate::sync::thread;
 use crate::sync::{AtomicU64, Mutex, Ordering};
 
 /// Threads that read a file: direct reads of one file take turns anyway.
@@ -64,10 +64,10 @@ impl AdoptedFile {
             read_bytes: AtomicU64::new(0),
             outstanding_bytes: AtomicU64::new(0),
         });
-        let (jobs, inbox) = crossbeam_channel::unbounded();
+        let (jobs, inbox) = channel::unbounded();
         for _ in 0..READERS {
             let (inbox, shared) = (Receiver::clone(&inbox), Arc::clone(&shared));
-            std::thread::Builder::new()
+            thread::Builder::new()
                 .name(String::from("tensortier-adopted"))
                 .spawn(move || inbox.into_iter().for_each(|job| shared.read(job)))
                 .map_err(|error| Error::System {

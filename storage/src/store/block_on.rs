@@ -6,7 +6,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 
-use crate::sync::{Condvar, Mutex};
+use crate::sync::{Condvar, Mutex, thread_local};
 
 /// Where a thread sleeps. Not [`std::thread::park`]: that belongs to whoever wrote the thread.
 #[derive(Default)]

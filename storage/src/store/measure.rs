@@ -3,12 +3,11 @@
 
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender};
-
 use crate::arena::{Arena, FillGuard, FrameMut, FrameRef, granules_up};
 use crate::error::{Error, Result};
 use crate::id::Class;
 use crate::path::{Extent, PathStore};
+use crate::sync::channel::{self, Receiver, Sender};
 
 use super::Store;
 
@@ -93,7 +92,7 @@ impl Store {
                 lanes.push(Lane::new(path.store.as_ref(), &arena, bytes, reads)?);
             }
         }
-        let (done, ended) = crossbeam_channel::unbounded();
+        let (done, ended) = channel::unbounded();
         // The extents to be read are written first, by as much as the time allows.
         prepare(&mut lanes, &done, &ended);
         let elapsed = run(&mut lanes, &done, &ended, duration);

@@ -21,7 +21,6 @@ mod scheduling;
 mod span;
 
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::arena::{Arena, ArenaUse};
@@ -31,6 +30,7 @@ use crate::error::{Error, Result};
 use crate::metrics::CounterValues;
 use crate::mover::{Handle, Msg};
 use crate::path::PathCounters;
+use crate::sync::thread::{self, JoinHandle};
 use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
 use crate::ticket::{Completer, Ticket, ticket};
 
@@ -236,7 +236,7 @@ impl Inner {
     /// cannot wait for itself, and ends once the wake-up returns.
     fn on_own_thread(&self) -> bool {
         let own = self.thread.lock().as_ref().map(|thread| thread.thread().id());
-        own == Some(std::thread::current().id())
+        own == Some(thread::current().id())
     }
 }
 

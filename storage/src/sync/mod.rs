@@ -1,0 +1,19 @@
+//! Locks, atomics, channels and threads of the store, named in one place so that a model checker can
+//! replace them.
+
+#[cfg(all(test, model))]
+mod checked;
+#[cfg(all(test, model))]
+pub(crate) use checked::*;
+
+#[cfg(not(all(test, model)))]
+#[allow(unused_imports)]
+mod native {
+    pub(crate) use crossbeam_channel as channel;
+    pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
+    pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+    pub(crate) use std::{thread, thread_local};
+}
+#[cfg(not(all(test, model)))]
+#[allow(unused_imports)]
+pub(crate) use native::*;
