@@ -28,6 +28,9 @@ enum How {
     ByKey,
 }
 
+/// What it is called, what each thread does, and with which chunks.
+type Case<'a> = (&'static str, How, &'a [(&'a ObjectRef, u32)]);
+
 /// Measures the row.
 ///
 /// # Errors
@@ -36,24 +39,25 @@ pub fn run(options: &Options, table: &Table) -> Result<(), Failure> {
     let scratch = Scratch::new(&options.dir(), "lease")?;
     let builder = Store::builder().host_budget(64 << 20).chunk_bytes(CHUNK);
     let store = builder.path(Path::new(scratch.path())).open()?;
-    let object = store.put(
-        "a key of 41 bytes, as tensors have: w.0.q",
-        DType::U8,
-        &[2 * CHUNK],
-        &vec![1; 2 * CHUNK as usize],
-    )?;
-    let cases: [(&str, How, &[u32]); 6] = [
-        ("read, one thread", How::Read, &[0]),
-        ("write, one thread", How::Write, &[0]),
-        ("by key, one thread", How::ByKey, &[0]),
-        ("read, two threads, own chunks", How::Read, &[0, 1]),
-        ("read, two threads, one chunk", How::Read, &[0, 0]),
-        ("by key, two threads, own chunks", How::ByKey, &[0, 1]),
+    let put = |key: &str| store.put(key, DType::U8, &[2 * CHUNK], &vec![1; 2 * CHUNK as usize]);
+    let a = put("a key of 41 bytes, as tensors have: w.0.q")?;
+    // Between two tensors of use there are others, as in memory.
+    let _between = put("a key of 41 bytes, as tensors have: w.0.k")?;
+    let b = put("a key of 41 bytes, as tensors have: w.0.v")?;
+    let cases: [Case<'_>; 8] = [
+        ("read, one thread", How::Read, &[(&a, 0)]),
+        ("write, one thread", How::Write, &[(&a, 0)]),
+        ("by key, one thread", How::ByKey, &[(&a, 0)]),
+        ("read, two threads, own objects", How::Read, &[(&a, 0), (&b, 0)]),
+        ("write, two threads, own objects", How::Write, &[(&a, 0), (&b, 0)]),
+        ("read, two threads, own chunks", How::Read, &[(&a, 0), (&a, 1)]),
+        ("read, two threads, one chunk", How::Read, &[(&a, 0), (&a, 0)]),
+        ("by key, two threads, own objects", How::ByKey, &[(&a, 0), (&b, 0)]),
     ];
     for (case, how, chunks) in cases {
         let mut times = Vec::new();
         options.repeat(REPEATS, || {
-            times.push(nanos(&store, &object, how, chunks)?);
+            times.push(nanos(&store, how, chunks)?);
             Ok(())
         })?;
         let clock = Spread::of(times.iter().map(|(_, clock)| *clock));
@@ -65,15 +69,10 @@ pub fn run(options: &Options, table: &Table) -> Result<(), Failure> {
 
 /// Returns the nanoseconds that one lease and its drop take a thread, of processor time and on the
 /// clock, of the slowest thread.
-fn nanos(
-    store: &Store,
-    object: &ObjectRef,
-    how: How,
-    chunks: &[u32],
-) -> Result<(f64, f64), Failure> {
-    let key = object.stat().key;
+fn nanos(store: &Store, how: How, chunks: &[(&ObjectRef, u32)]) -> Result<(f64, f64), Failure> {
     let barrier = Barrier::new(chunks.len());
-    let one = |chunk: u32| -> Result<(f64, f64), Failure> {
+    let one = |(object, chunk): (&ObjectRef, u32)| -> Result<(f64, f64), Failure> {
+        let key = object.stat().key;
         barrier.wait();
         let (begin, cpu) = (Instant::now(), thread_cpu_time());
         for _ in 0..LEASES {

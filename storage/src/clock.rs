@@ -50,6 +50,15 @@ impl Clock {
         }
     }
 
+    /// Returns the time in nanoseconds, never 0. A manual clock goes on by one each time, so that
+    /// what happens one after the other can be told apart.
+    pub(crate) fn stamp(&self) -> u64 {
+        match &self.0 {
+            Source::System(start) => (start.elapsed().as_nanos() as u64).max(1),
+            Source::Manual(manual) => manual.nanos.fetch_add(1, Ordering::SeqCst) + 1,
+        }
+    }
+
     /// Moves a manual clock forward; a system clock is left alone.
     pub fn advance(&self, by: Duration) {
         if let Source::Manual(manual) = &self.0 {

@@ -9,7 +9,7 @@ pub struct Candidate {
     /// How far away its next declared use is; `None` when none is. In bytes accessed before it, or,
     /// with several schedules in force, in nanoseconds at the rates at which they go.
     pub next_use: Option<u64>,
-    /// How many leases of any chunk were granted since it was last leased or prefetched.
+    /// How long ago it was last leased or prefetched, in nanoseconds on the store's clock.
     pub age: u64,
     /// Its length in bytes.
     pub bytes: u64,

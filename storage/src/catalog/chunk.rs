@@ -18,7 +18,7 @@ use super::DiskCopy;
 #[derive(Default)]
 pub(crate) struct Chunk {
     pub(crate) cell: Mutex<Cell>,
-    /// When it was last leased, on the store's own count of leases.
+    /// When it was last leased or prefetched: a stamp of the store's clock.
     pub(crate) last_use: AtomicU64,
 }
 

@@ -1,6 +1,7 @@
 //! Leases from the caller's side: granting them, waking who waits, and what their end sets off.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Instant;
 
 use crate::catalog::{Cell, ChunkRef, FrameSlot, Granted, Reply, Waiter, Waits};
@@ -10,7 +11,7 @@ use crate::residency::{After, Host, Lease, Left, Mode};
 use crate::sync::Ordering;
 use crate::ticket::{Completer, Ticket, ticket};
 
-use super::{Handle, Loading, Msg};
+use super::{Handle, Lane, Loading, Msg};
 
 /// A granted lease; its drop ends it.
 #[derive(Debug)]
@@ -21,21 +22,21 @@ pub(crate) struct Hold {
     /// Whether it is counted as passing.
     passing: bool,
     waits: Waits,
-    handle: Handle,
+    lane: Arc<Lane>,
 }
 
 /// Tells the holder of a ticket for a lease.
 struct HoldReply {
     completer: Completer<Hold>,
-    handle: Handle,
+    lane: Arc<Lane>,
     chunk: ChunkRef,
     passing: bool,
 }
 
 impl Reply for HoldReply {
     fn tell(self: Box<Self>, answer: Result<(Granted, Waits)>) {
-        let Self { completer, handle, chunk, passing } = *self;
-        let hold = |(granted, waits)| handle.hold(&chunk, granted, waits, passing);
+        let Self { completer, lane, chunk, passing } = *self;
+        let hold = |(granted, waits)| lane.hold(&chunk, granted, waits, passing);
         completer.complete(answer.map(hold));
     }
 
@@ -60,7 +61,7 @@ impl Handle {
     }
 
     fn lease_as(&self, chunk: &ChunkRef, mode: Mode, passing: bool) -> Ticket<Hold> {
-        chunk.last_use.store(self.tick(), Ordering::Relaxed);
+        chunk.last_use.store(self.stamp(), Ordering::Relaxed);
         let mut cell = chunk.cell.lock();
         cell.set_awaited(false);
         let queued = !cell.is_unwaited();
@@ -71,12 +72,13 @@ impl Handle {
                         cell.pass();
                     }
                     drop(cell);
-                    self.shared.counters.hits.add(1);
+                    let lane = self.lane();
+                    lane.hits.add(1);
                     if rescued {
                         self.took_back(chunk);
                     }
                     let waits = Waits { hit: true, ..Waits::default() };
-                    return Ticket::answered(Ok(self.hold(chunk, granted, waits, passing)));
+                    return Ticket::answered(Ok(lane.hold(chunk, granted, waits, passing)));
                 }
                 // Somebody still reads the frame on his way out; his end wakes us.
                 debug_assert!(false, "an exclusive lease of a shared frame");
@@ -122,8 +124,8 @@ impl Handle {
             return Ticket::answered(Err(Error::Closed));
         }
         let (completer, ticket) = ticket();
-        let (waits, handle) = (chunk.clone(), self.clone());
-        let reply = Box::new(HoldReply { completer, handle, chunk: waits, passing });
+        let (lane, waited) = (Arc::clone(self.lane()), chunk.clone());
+        let reply = Box::new(HoldReply { completer, lane, chunk: waited, passing });
         cell.add_waiter(Waiter { mode, passing, since: Instant::now(), reply });
         let (handle, chunk) = (self.clone(), chunk.downgrade());
         ticket.on_abandon(move || {
@@ -144,10 +146,18 @@ impl Handle {
         drop(abandoned);
         self.wake(chunk, woken, load);
     }
+}
 
-    fn hold(&self, chunk: &ChunkRef, granted: Granted, waits: Waits, passing: bool) -> Hold {
-        let (chunk, handle) = (chunk.clone(), self.clone());
-        Hold { chunk, granted: Some(granted), left: Left::Same, passing, waits, handle }
+impl Lane {
+    fn hold(
+        self: &Arc<Self>,
+        chunk: &ChunkRef,
+        granted: Granted,
+        waits: Waits,
+        passing: bool,
+    ) -> Hold {
+        let (chunk, lane) = (chunk.clone(), Arc::clone(self));
+        Hold { chunk, granted: Some(granted), left: Left::Same, passing, waits, lane }
     }
 
     /// Counts a write-back that was decided and will not happen.
@@ -343,8 +353,8 @@ impl Hold {
         }
         cell.passed();
         drop(cell);
-        if self.handle.shared.starving.load(Ordering::SeqCst) {
-            self.handle.send(Msg::Freed);
+        if self.lane.shared.starving.load(Ordering::SeqCst) {
+            self.lane.send(Msg::Freed);
         }
     }
 
@@ -368,7 +378,7 @@ impl AsRef<[u8]> for Hold {
 impl Drop for Hold {
     fn drop(&mut self) {
         if let Some(granted) = self.granted.take() {
-            self.handle.end(&self.chunk, granted, self.left, self.passing);
+            self.lane.end(&self.chunk, granted, self.left, self.passing);
         }
     }
 }

@@ -39,7 +39,7 @@ impl Lent {
         cell.set_frame(FrameSlot::Here(frame.share()));
         cell.residency.put();
         drop(cell);
-        chunk.last_use.store(self.handle.tick(), Ordering::Relaxed);
+        chunk.last_use.store(self.handle.stamp(), Ordering::Relaxed);
         self.handle.send(Msg::Adopt(chunk.clone()));
     }
 }

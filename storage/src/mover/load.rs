@@ -126,7 +126,7 @@ impl Mover {
             // is on its way. What is used later would take it, and cost a chunk that is kept.
             return false;
         }
-        chunk.last_use.store(self.handle.tick(), Ordering::Relaxed);
+        chunk.last_use.store(self.handle.stamp(), Ordering::Relaxed);
         self.fill(chunk.clone(), frame, Class::Prefetch);
         true
     }
@@ -145,7 +145,7 @@ impl Mover {
             return false;
         }
         drop(cell);
-        chunk.last_use.store(self.handle.tick(), Ordering::Relaxed);
+        chunk.last_use.store(self.handle.stamp(), Ordering::Relaxed);
         if answer == (Prefetch::Needless { rescued: true }) {
             self.handle.took_back(chunk);
         }

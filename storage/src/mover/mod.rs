@@ -23,6 +23,7 @@ mod worker;
 mod writeback;
 
 use std::fmt;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,7 +34,7 @@ use crate::codec::{Checksums, Compression, Packed, Trial};
 use crate::error::{Errno, Error, Result};
 use crate::evict::EvictionPolicy;
 use crate::id::{PathId, ScheduleId};
-use crate::metrics::Counters;
+use crate::metrics::{Counter, CounterValues, Counters};
 use crate::path::{CloseError, PathEvent, PathSet, PathStore, TransferError};
 use crate::placement::Placement;
 use crate::sync::channel::{self, Sender};
@@ -57,7 +58,7 @@ pub(crate) enum Msg {
     Adopt(ChunkRef),
     /// A lent frame was dropped.
     GivenBack,
-    /// These chunks will be wanted, as was said when the count of leases stood at `said`.
+    /// These chunks will be wanted, as was said at that moment.
     Prefetch { chunks: Vec<ChunkRef>, said: u64 },
     /// These chunks shall leave memory.
     Evict { chunks: Vec<ChunkRef>, reply: Completer<()> },
@@ -132,8 +133,6 @@ pub(crate) struct Shared {
     pub(crate) packing: Option<Arena>,
     /// Memory of transfers that a path does not answer, in bytes.
     pub(crate) quarantined_bytes: AtomicU64,
-    /// Counts leases; a chunk's age is measured in it.
-    leases: AtomicU64,
     /// Set while a schedule is in force: then the end of an exclusive lease is worth a message.
     scheduled: AtomicBool,
     /// Set while somebody waits for memory: then the end of any lease is worth a message.
@@ -142,28 +141,69 @@ pub(crate) struct Shared {
     ended: AtomicBool,
 }
 
-impl Shared {
-    /// Returns how many leases were granted or asked for so far.
-    fn leases(&self) -> u64 {
-        self.leases.load(Ordering::Relaxed)
-    }
-}
+/// How many lanes a handle has; threads beyond that share them.
+const LANES: usize = 16;
 
 /// A way to reach the mover; clones are cheap.
 #[derive(Clone)]
 pub(crate) struct Handle {
+    lanes: Arc<[Arc<Lane>]>,
+}
+
+/// The way of some threads. Each lease has a hold on one and counts in it: if all shared one, the
+/// line of memory with those counts would go to and fro between the threads' processors.
+#[repr(align(128))]
+pub(crate) struct Lane {
     inbox: Sender<Msg>,
     pub(crate) shared: Arc<Shared>,
+    /// Leases granted at once.
+    hits: Counter,
+}
+
+thread_local! {
+    /// The number of this thread among those that ever took a lease.
+    static NUMBER: usize = {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        NEXT.fetch_add(1, Ordering::Relaxed) as usize
+    };
+}
+
+impl Deref for Handle {
+    type Target = Lane;
+    fn deref(&self) -> &Lane {
+        &self.lanes[0]
+    }
 }
 
 impl fmt::Debug for Handle {
-    /// Writes its name alone: every lease has one, and what it leads to fills a page.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Handle")
     }
 }
 
+impl fmt::Debug for Lane {
+    /// Writes its name alone: every lease has one, and what it leads to fills a page.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Lane")
+    }
+}
+
 impl Handle {
+    /// Returns the lane of this thread.
+    fn lane(&self) -> &Arc<Lane> {
+        // At the end of a thread, when its number is gone, any will do.
+        &self.lanes[NUMBER.try_with(|number| number % LANES).unwrap_or(0)]
+    }
+
+    /// Reads all counters.
+    pub(crate) fn counters(&self) -> CounterValues {
+        let mut values = self.shared.counters.read();
+        values.hits += self.lanes.iter().map(|lane| lane.hits.get()).sum::<u64>();
+        values
+    }
+}
+
+impl Lane {
     /// Sends a message; after close it goes nowhere, and whoever waits for its answer gets
     /// [`Error::Closed`].
     pub(crate) fn send(&self, msg: Msg) {
@@ -172,13 +212,14 @@ impl Handle {
 
     /// Says that chunks will be wanted.
     pub(crate) fn prefetch(&self, chunks: Vec<ChunkRef>) {
-        let said = self.shared.leases();
+        let said = self.stamp();
         self.send(Msg::Prefetch { chunks, said });
     }
 
-    /// Returns the next number of the count of leases.
-    fn tick(&self) -> u64 {
-        self.shared.leases.fetch_add(1, Ordering::Relaxed)
+    /// Returns the present moment in nanoseconds, later than any that was returned before it was
+    /// asked for.
+    fn stamp(&self) -> u64 {
+        self.shared.clock.stamp()
     }
 }
 
@@ -214,7 +255,6 @@ pub(crate) fn start(settings: Settings) -> Result<(Handle, JoinHandle<()>)> {
         compression: settings.compression,
         packing: settings.packing,
         quarantined_bytes: AtomicU64::new(0),
-        leases: AtomicU64::new(1),
         scheduled: AtomicBool::new(false),
         starving: AtomicBool::new(false),
         ended: AtomicBool::new(false),
@@ -226,7 +266,11 @@ pub(crate) fn start(settings: Settings) -> Result<(Handle, JoinHandle<()>)> {
     // A clock that is moved by hand says so.
     let moved = inbox.clone();
     shared.clock.on_advance(move || moved.send(Msg::Freed).is_ok());
-    let handle = Handle { inbox, shared };
+    let lane = |_| {
+        let (inbox, shared) = (inbox.clone(), Arc::clone(&shared));
+        Arc::new(Lane { inbox, shared, hits: Counter::default() })
+    };
+    let handle = Handle { lanes: (0..LANES).map(lane).collect() };
     let workers = worker::start(&handle)?;
     let mover = Mover::new(handle.clone(), messages, workers, policy, patience);
     let thread = thread::Builder::new()

@@ -220,7 +220,7 @@ impl Mover {
     }
 
     fn look_for_victims(&mut self, for_what: Need) {
-        let now = self.handle.shared.leases();
+        let now = self.handle.stamp();
         let mut found: Vec<Victim> = Vec::new();
         for chunk in self.resident.values() {
             if let Some(rank) = self.rank_at(chunk, for_what, now) {

@@ -48,7 +48,7 @@ impl Want {
     }
 }
 
-/// A chunk that will be wanted, and when that was said on the store's count of leases.
+/// A chunk that will be wanted, and when that was said by the stamps of the store's clock.
 pub(super) struct Hint {
     pub(super) chunk: ChunkRef,
     pub(super) said: u64,

@@ -154,7 +154,7 @@ impl Store {
     pub fn stats(&self) -> Stats {
         let shared = &self.0.handle.shared;
         Stats {
-            counters: shared.counters.read(),
+            counters: self.0.handle.counters(),
             host: shared.arena.usage(),
             packing: shared.packing.as_ref().map(Arena::usage),
             quarantined_bytes: shared.quarantined_bytes.load(Ordering::SeqCst),
