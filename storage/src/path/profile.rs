@@ -73,11 +73,6 @@ const FULL: f64 = 0.8;
 /// waited for it.
 const ALWAYS: f64 = 0.95;
 
-/// What a throttle saves up makes a path look faster by such a factor at most, when it is used now and
-/// then; and how much faster it may be taken for after each such window.
-const SAVED_UP: f64 = 4.0;
-const CREEP: f64 = 1.1;
-
 /// A window is one-way if the other way's part of the time is below this.
 const ONE_WAY: f64 = 0.02;
 
@@ -179,8 +174,7 @@ impl Meter {
         };
         let weight = 1.0 - (-window.busy / MEMORY.as_secs_f64()).exp();
         let (seen_rates, seen_sharing) = new;
-        let held_up = full != [false; 2];
-        let rate = |way: usize| blend_rate(rates[way], seen_rates[way], weight, held_up);
+        let rate = |way: usize| blend_rate(rates[way], seen_rates[way], weight);
         let sharing = sharing + weight * (seen_sharing - sharing);
         self.profile = PathProfile::new(rate(0), rate(1), sharing);
     }
@@ -199,16 +193,13 @@ impl Meter {
     }
 }
 
-/// Moves a rate towards what was seen. Time per byte is blended, not bytes per time, so that a view
-/// far too fast is as soon forgotten as one too slow. A path that did not hold up its users may
-/// have lived on what a throttle saved up while it was idle: unless it was much faster, little is
-/// made of it.
-fn blend_rate(old: f64, seen: f64, weight: f64, held_up: bool) -> f64 {
+/// Moves a rate towards what was seen. On the way down time per byte is blended, not bytes per time, so
+/// that a view far too fast is as soon forgotten as one too slow.
+fn blend_rate(old: f64, seen: f64, weight: f64) -> f64 {
     if seen < old {
         return 1.0 / (1.0 / old + weight * (1.0 / seen - 1.0 / old));
     }
-    let most = if held_up || seen > SAVED_UP * old { f64::INFINITY } else { old * CREEP };
-    (old + weight * (seen - old)).min(most)
+    old + weight * (seen - old)
 }
 
 /// One direction alone moved `seen` bytes per second.
