@@ -60,7 +60,8 @@ pub(crate) struct AdamArgs {
     pub(crate) save: Option<PathBuf>,
 
     /// Directory for optimizer state, repeatable; options follow its name after commas:
-    /// kind=nvme|remote, read=RATE, write=RATE (limits, for example 1.5GB/s), quota=SIZE
+    /// kind=nvme|remote, read=RATE, write=RATE (limits, for example 1.5GB/s), quota=SIZE,
+    /// deadline=SECONDS (after which a path that answers nothing is given up)
     /// [default: a scratch directory under /var/tmp]
     #[arg(long = "path", value_name = "DIR[,OPTION=VALUE...]", help_heading = PLACES)]
     pub(crate) paths: Vec<PathArg>,
@@ -79,6 +80,9 @@ pub(crate) struct AdamArgs {
     /// How the subgroup that leaves memory is chosen
     #[arg(long, value_name = "POLICY", default_value = "schedule", help_heading = PLACES)]
     pub(crate) evict: EvictArg,
+    /// How subgroups are spread over paths: whole, or each cut over all of them
+    #[arg(long, value_name = "RULE", default_value = "whole", help_heading = PLACES)]
+    pub(crate) placement: PlacementArg,
     /// How files are read and written
     #[arg(long, value_name = "ENGINE", default_value = "auto", help_heading = PLACES)]
     pub(crate) engine: EngineArg,
@@ -180,6 +184,13 @@ pub(crate) enum OrderArg {
 pub(crate) enum EvictArg {
     Schedule,
     Lru,
+}
+
+/// How subgroups are spread over paths.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PlacementArg {
+    Whole,
+    Stripe,
 }
 
 /// How files are read and written.

@@ -38,6 +38,18 @@ fn every_combination_is_verified() {
     assert_eq!(case, 12);
 }
 
+#[test]
+fn striped_subgroups_are_verified() {
+    let dir = dir();
+    make(dir.path(), &["a", "b", "c"]);
+    let line = "adam --params 4M --steps 3 --verify --subgroup 512Ki --host-memory 24MiB \
+                --placement stripe --path a --path b,deadline=60 --path c";
+    let output = run_in(dir.path(), line);
+    let (said, error) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(0), "{error}");
+    assert_eq!(said.lines().last(), Some("verified: bit-identical"), "{said}");
+}
+
 /// Writes a file of these tensors, whose bytes count up.
 fn write(file: &std::path::Path, tensors: &[(&str, Dtype, Vec<usize>, usize)]) {
     let bytes: Vec<Vec<u8>> =

@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use tensortier::optimizer::Plan;
 use tensortier::storage::io::EngineChoice;
 use tensortier::storage::path::{Kind, Path, leftovers};
-use tensortier::storage::store::Store;
+use tensortier::storage::store::{Placement, Store};
 use tensortier::storage::units::Bytes;
 
 use crate::Failure;
-use crate::args::{AdamArgs, DEFAULT_DIR, EngineArg, PathArg, PathKind};
+use crate::args::{AdamArgs, DEFAULT_DIR, EngineArg, PathArg, PathKind, PlacementArg};
 
 /// Returns the paths of a run; without any, one under the default directory.
 pub(super) fn paths(args: &AdamArgs) -> Vec<Path> {
@@ -24,6 +24,7 @@ pub(super) fn paths(args: &AdamArgs) -> Vec<Path> {
         read_cap: arg.read,
         write_cap: arg.write,
         quota: arg.quota,
+        deadline: arg.deadline,
         ..Path::new(&arg.dir)
     };
     args.paths.iter().map(one).collect()
@@ -58,7 +59,12 @@ pub(super) fn open(args: &AdamArgs, paths: &[Path]) -> Result<Store, Failure> {
         EngineArg::Uring => EngineChoice::Uring,
         EngineArg::Threads => EngineChoice::Threads,
     };
+    let placement = match args.placement {
+        PlacementArg::Whole => Placement::Whole,
+        PlacementArg::Stripe => Placement::Stripe,
+    };
     let builder = Store::builder().host_budget(args.host_memory.0).engine(engine);
+    let builder = builder.placement(placement);
     Ok(paths.iter().fold(builder, |builder, path| builder.path(path.clone())).open()?)
 }
 

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 use tensortier::storage::units::{Bytes, BytesPerSecond};
 
@@ -13,7 +14,7 @@ pub(crate) enum PathKind {
     Remote,
 }
 
-/// A path as given: `DIR[,kind=nvme|remote][,read=RATE][,write=RATE][,quota=SIZE]`.
+/// A path as given: `DIR[,kind=nvme|remote][,read=RATE][,write=RATE][,quota=SIZE][,deadline=SECONDS]`.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct PathArg {
     pub(crate) dir: PathBuf,
@@ -21,6 +22,7 @@ pub(crate) struct PathArg {
     pub(crate) read: Option<BytesPerSecond>,
     pub(crate) write: Option<BytesPerSecond>,
     pub(crate) quota: Option<Bytes>,
+    pub(crate) deadline: Option<Duration>,
 }
 
 impl FromStr for PathArg {
@@ -57,15 +59,22 @@ impl PathArg {
             "read" => self.read = Some(value.parse().map_err(|error| named(&error))?),
             "write" => self.write = Some(value.parse().map_err(|error| named(&error))?),
             "quota" => self.quota = Some(value.parse().map_err(|error| named(&error))?),
+            "deadline" => self.deadline = Some(seconds(value).map_err(|error| named(&error))?),
             _ => {
                 return Err(format!(
-                    "{key:?} is no option of a path; use kind=, read=, write= or quota= (a \
-                     directory's name must not contain a comma)"
+                    "{key:?} is no option of a path; use kind=, read=, write=, quota= or deadline= \
+                     (a directory's name must not contain a comma)"
                 ));
             }
         }
         Ok(())
     }
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: Option<f64> = text.trim_end_matches('s').parse().ok();
+    let duration = seconds.filter(|s| *s > 0.0).and_then(|s| Duration::try_from_secs_f64(s).ok());
+    duration.ok_or_else(|| format!("{text:?} is no time; write seconds, for example 30"))
 }
 
 #[cfg(test)]
@@ -81,8 +90,9 @@ mod tests {
             read: Some(BytesPerSecond(1.5e9)),
             write: Some(BytesPerSecond(6e8)),
             quota: Some(Bytes(8 << 30)),
+            deadline: Some(Duration::from_millis(2500)),
         };
-        let text = "b c,kind=remote,read=1.5GB/s,write=600MB/s,quota=8GiB";
+        let text = "b c,kind=remote,read=1.5GB/s,write=600MB/s,quota=8GiB,deadline=2.5";
         assert_eq!(text.parse(), Ok(remote));
         assert_eq!("/a,kind=nvme".parse::<PathArg>().unwrap().kind, PathKind::Nvme);
     }
@@ -96,6 +106,8 @@ mod tests {
         refused("/a,read=1.5GBs", &["read:", "1.5GBs", "600MB/s"]);
         refused("/a,write=9", &["write:", "600MB/s"]);
         refused("/a,quota=8Qi", &["quota:", "8Qi", "512MiB"]);
+        refused("/a,deadline=soon", &["deadline:", "soon", "write seconds"]);
+        refused("/a,deadline=-1", &["deadline:", "write seconds"]);
         refused("/a,kind=disk", &["kind:", "disk", "neither nvme nor remote"]);
         refused("/a,speed=1", &["\"speed\" is no option of a path", "must not contain a comma"]);
         refused("/a,read", &["read:", "is not a rate"]);
