@@ -9,6 +9,7 @@ use super::admission::Limits;
 use super::profile::PathProfile;
 use super::pump::{Part, Pump};
 use super::request::{Answer, Request};
+use super::segment::{Making, Segments};
 use super::store::TransferError;
 use crate::arena::{Arena, GRANULE};
 use crate::clock::Clock;
@@ -77,7 +78,9 @@ fn a_request_is_answered_once_also_when_the_path_hangs_or_closes() {
         let clock = Clock::manual();
         let limits = (Limits::new(Kind::Nvme, None, None), DEADLINE);
         let seed = PathProfile::new(1e9, 1e9, 0.0);
-        let pump = Pump::start(Engine::start(), clock.clone(), false, limits, seed).unwrap();
+        let making = Making { direct: false, fallocate: false, quota: u64::MAX };
+        let segments = Arc::new(Segments::new(making));
+        let pump = Pump::start(Engine::start(), clock.clone(), segments, limits, seed).unwrap();
         let arena = Arena::new(2 * GRANULE).unwrap();
         let frame = arena.try_alloc(2 * GRANULE).unwrap().unwrap().share();
         let (told, refused) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
