@@ -1,77 +1,16 @@
 //! Every instruction set against the element-wise reference (`Isa::Scalar`): the same bits, whatever
 //! the variant, the types, the length, the alignment and the values.
 
+#[path = "common/values.rs"]
+mod values;
+
 use proptest::prelude::*;
 use tensortier_optimizer::hyper::{Algorithm, Hyper, Subnormals};
 use tensortier_optimizer::kernel::round::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 use tensortier_optimizer::kernel::{
     Input, Isa, KernelError, Output, Planes, Scalars, update, widen,
 };
-
-/// Bits of values at which arithmetic changes its behaviour, for f32.
-const EDGES: [u32; 34] = [
-    0x0000_0000,
-    0x8000_0000, // zeros
-    0x0000_0001,
-    0x8000_0001,
-    0x0000_0003,
-    0x0000_FFFF,
-    0x8001_0000, // subnormals
-    0x007F_FFFF,
-    0x807F_FFFF,
-    0x0080_0000,
-    0x8080_0000,
-    0x0080_0001, // around the smallest normal
-    0x3F80_0000,
-    0xBF80_0000,
-    0x3F7F_FFFF,
-    0x3F80_0001,
-    0x4B80_0000, // around one, 2^24
-    0x477F_E000,
-    0x477F_EFFF,
-    0x477F_F000,
-    0xC77F_F000, // around the largest fp16
-    0x3880_0000,
-    0x387F_FFFF,
-    0x3300_0000,
-    0x3300_0001,
-    0x3380_0000, // around the smallest fp16
-    0x7F7F_FFFF,
-    0xFF7F_FFFF,
-    0x7F7F_7FFF, // largest, and largest that bf16 does not round up
-    0x7F80_0000,
-    0xFF80_0000, // infinities
-    0x7FC0_0000,
-    0xFF80_0001,
-    0x1E3C_E508, // NaNs; 1e-20, whose square is subnormal
-];
-
-/// A small deterministic generator (xorshift64*).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D)
-    }
-
-    /// Any pattern, an edge, or (half the time) an ordinary value.
-    fn f32(&mut self) -> f32 {
-        let word = self.next();
-        let bits = (word >> 32) as u32;
-        f32::from_bits(match word & 7 {
-            0 | 1 => EDGES[(word >> 8) as usize % EDGES.len()],
-            2 | 3 => bits,
-            _ => (bits & 0x807F_FFFF) | ((100 + (bits >> 24) % 40) << 23),
-        })
-    }
-
-    fn plane(&mut self, n: usize) -> Vec<f32> {
-        (0..n).map(|_| self.f32()).collect()
-    }
-}
+use values::{Random, canonical, variants};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Type {
@@ -136,11 +75,8 @@ impl State {
 
     /// The state as integers, every NaN being the same one.
     fn bits(&self) -> Vec<u32> {
-        let canonical = |x: &f32| {
-            if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() }
-        };
         let planes = [&self.p, &self.m, &self.v, &self.vmax, &self.out32];
-        let wide = planes.into_iter().flatten().map(canonical);
+        let wide = planes.into_iter().flatten().copied().map(canonical);
         wide.chain(self.out16.iter().copied().map(u32::from)).collect()
     }
 }
@@ -166,18 +102,6 @@ fn compare(hyper: &Hyper, seed: u64, n: usize, skip: usize, input: Type, output:
             "{isa}: {hyper:?}, {n} elements from {skip}, {input:?} to {output:?}"
         );
     }
-}
-
-fn variants() -> impl Iterator<Item = Hyper> {
-    (0..128_u32).map(|choice| Hyper {
-        algorithm: if choice & 1 == 0 { Algorithm::AdamW } else { Algorithm::Adam },
-        amsgrad: choice & 2 != 0,
-        maximize: choice & 4 != 0,
-        weight_decay: if choice & 8 == 0 { 0.01 } else { 0.0 },
-        subnormals: if choice & 16 == 0 { Subnormals::Keep } else { Subnormals::Flush },
-        beta1: [0.9, 0.4, 0.0, 0.5][(choice >> 5) as usize],
-        ..Hyper::default()
-    })
 }
 
 const INPUTS: [Type; 3] = [Type::Bf16, Type::F16, Type::F32];

@@ -13,45 +13,54 @@
 //!
 //! Only what changes the memory that is touched (types, `AMSGRAD`) is compiled apart.
 
-use super::round::{Narrow, Widen};
+use super::master::Master;
+use super::round::Widen;
 use super::scalars::{Decay, Scalars, Subnormals};
 
-/// Updates `p`, `m`, `v` (and `vmax` if `AMSGRAD`) from `grad`, and writes the weights to `out`.
+/// Updates `m`, `v` (and `vmax` if `AMSGRAD`) and the master, kept as `way` says, from `grad`.
 ///
-/// All slices must have the length of `p`, absent ones (`vmax` without `AMSGRAD`, `out` when not
-/// present) excepted; otherwise nothing happens.
+/// All slices must have the length of `m`, absent ones excepted; otherwise nothing happens.
 #[inline(always)]
-pub(super) fn segment<I: Widen, O: Narrow, const AMSGRAD: bool>(
+#[expect(clippy::too_many_arguments, reason = "slices of a struct are not known to be disjoint")]
+pub(super) fn segment<I: Widen, W: Master, const AMSGRAD: bool>(
     k: &Scalars,
-    p: &mut [f32],
+    way: W,
+    own: &mut [W::Own],
+    weight: &mut [W::Weight],
     m: &mut [f32],
     v: &mut [f32],
     vmax: &mut [f32],
     grad: &[I::Raw],
-    out: &mut [O::Raw],
 ) {
-    let n = p.len();
+    let n = m.len();
     // The caller has checked this; here it tells the compiler that no index below is out of range.
-    if m.len() != n
-        || v.len() != n
+    if v.len() != n
         || grad.len() != n
         || (AMSGRAD && vmax.len() != n)
-        || (O::PRESENT && out.len() != n)
+        || (W::OWN && own.len() != n)
+        || (W::WEIGHT && weight.len() != n)
     {
         return;
     }
     let u = Uniform::new(k);
     for i in 0..n {
+        let p_old = W::load(
+            if W::OWN { own[i] } else { W::Own::default() },
+            if W::WEIGHT { weight[i] } else { W::Weight::default() },
+            v[i].to_bits(),
+        );
+        let v_old = if W::MARKED { v[i].abs() } else { v[i] };
+
         let g = I::widen(grad[i]) * u.s;
-        let g = select(u.l2_mask, p[i].mul_add(u.l2, g), g);
-        let decayed = p[i] * u.dec;
+        let g = select(u.l2_mask, p_old.mul_add(u.l2, g), g);
+        let decayed = p_old * u.dec;
 
         let d = g - m[i];
         let m_new = u.slope.mul_add(d, select(u.near_mask, m[i], g));
         let m_new = flush(m_new, u.threshold);
 
         let q = u.w2 * g;
-        let r = v[i] * u.b2;
+        let r = v_old * u.b2;
         let v_new = flush(q.mul_add(g, r), u.threshold);
 
         let x = if AMSGRAD {
@@ -68,11 +77,14 @@ pub(super) fn segment<I: Widen, O: Narrow, const AMSGRAD: bool>(
         let h = u.ss * m_new / e;
         let p_new = decayed + h;
 
+        let (own_new, weight_new, mark) = way.store(i, p_new);
         m[i] = m_new;
-        v[i] = v_new;
-        p[i] = p_new;
-        if O::PRESENT {
-            out[i] = O::narrow(p_new);
+        v[i] = if W::MARKED { f32::from_bits(v_new.abs().to_bits() | mark) } else { v_new };
+        if W::OWN {
+            own[i] = own_new;
+        }
+        if W::WEIGHT {
+            weight[i] = weight_new;
         }
     }
 }

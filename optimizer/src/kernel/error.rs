@@ -16,6 +16,14 @@ pub enum KernelError {
         /// The length found.
         actual: usize,
     },
+    /// A block of a sum has too many elements.
+    #[error("a block of {actual} elements is to be summed, and {most} is the most")]
+    Block {
+        /// The most elements of a block.
+        most: usize,
+        /// The number found.
+        actual: usize,
+    },
     /// The scalars ask for amsgrad but there is no `vmax` plane.
     #[error("amsgrad needs a plane for the maximum of v, and there is none")]
     MissingMaximum,

@@ -1,34 +1,50 @@
-//! The body compiled for AArch64, whose builds have vectors and a fused multiply-add throughout.
+//! The bodies compiled for AArch64, whose builds have vectors and a fused multiply-add throughout.
 //!
 //! No feature needs asking for, so there is no unsafe code here. Vector arithmetic there follows the
 //! same control register as scalar arithmetic, which the guard of the environment sets.
 
-use super::body;
+use super::accumulate::{Kind, Raw, add_all};
+use super::master::Master;
 use super::planes::Slices;
-use super::round::{Narrow, Widen};
+use super::round::Widen;
 use super::scalars::Scalars;
+use super::{body, norm};
 
 /// Updates a run.
-pub(super) fn update<I: Widen, O: Narrow, const AMSGRAD: bool>(
+pub(super) fn update<I: Widen, W: Master, const AMSGRAD: bool>(
     k: &Scalars,
-    planes: Slices<'_>,
+    way: W,
+    planes: Slices<'_, W>,
     grad: &[I::Raw],
-    out: &mut [O::Raw],
 ) {
-    let Slices { p, m, v, vmax } = planes;
-    neon::<I, O, AMSGRAD>(k, p, m, v, vmax, grad, out);
+    let Slices { own, weight, m, v, vmax } = planes;
+    segment::<I, W, AMSGRAD>(k, way, own, weight, m, v, vmax, grad);
 }
 
 /// Slices as arguments of their own are known not to overlap.
 #[inline(never)]
-fn neon<I: Widen, O: Narrow, const AMSGRAD: bool>(
+#[expect(clippy::too_many_arguments, reason = "slices of a struct are not known to be disjoint")]
+fn segment<I: Widen, W: Master, const AMSGRAD: bool>(
     k: &Scalars,
-    p: &mut [f32],
+    way: W,
+    own: &mut [W::Own],
+    weight: &mut [W::Weight],
     m: &mut [f32],
     v: &mut [f32],
     vmax: &mut [f32],
     grad: &[I::Raw],
-    out: &mut [O::Raw],
 ) {
-    body::segment::<I, O, AMSGRAD>(k, p, m, v, vmax, grad, out);
+    body::segment::<I, W, AMSGRAD>(k, way, own, weight, m, v, vmax, grad);
+}
+
+/// Sums the squares of a block; the sum ends in the first lane.
+#[inline(never)]
+pub(super) fn squares<I: Widen>(block: &[I::Raw], lanes: &mut [f64; 16]) {
+    norm::squares::<I>(block, lanes);
+}
+
+/// Adds to, or starts, accumulators.
+#[inline(never)]
+pub(super) fn accumulate<A: Kind, I: Widen, const ADD: bool>(into: &mut [Raw<A>], from: &[I::Raw]) {
+    add_all::<A, I, ADD>(into, from);
 }

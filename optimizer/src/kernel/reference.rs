@@ -10,8 +10,9 @@
 //! enabled target features `mul_add` is a call into the C library, exact but slow (about a
 //! twenty-fifth of the speed of the vector kernels).
 
+use super::master::Master;
 use super::planes::Slices;
-use super::round::{Narrow, Widen};
+use super::round::Widen;
 use super::scalars::{Decay, Scalars, Subnormals};
 
 /// The state of one element.
@@ -82,27 +83,42 @@ pub(super) fn element(k: &Scalars, grad: f32, old: Element) -> Element {
 
 /// Updates a run of elements one by one, as the compiled bodies do many at a time.
 #[inline(never)]
-pub(super) fn segment<I: Widen, O: Narrow, const AMSGRAD: bool>(
+pub(super) fn segment<I: Widen, W: Master, const AMSGRAD: bool>(
     k: &Scalars,
-    planes: Slices<'_>,
+    way: W,
+    planes: Slices<'_, W>,
     grad: &[I::Raw],
-    out: &mut [O::Raw],
 ) {
-    let Slices { p, m, v, vmax } = planes;
-    let mut weights = out.iter_mut();
-    let mut maxima = vmax.iter_mut();
-    for (((p, m), v), &g) in p.iter_mut().zip(m).zip(v).zip(grad) {
-        let vmax = maxima.next();
-        let old = Element { p: *p, m: *m, v: *v, vmax: vmax.as_deref().copied().unwrap_or(0.0) };
+    let Slices { own, weight, m, v, vmax } = planes;
+    let (mut own, mut weight, mut vmax) = (own.iter_mut(), weight.iter_mut(), vmax.iter_mut());
+    for (i, ((m, v), &g)) in m.iter_mut().zip(v).zip(grad).enumerate() {
+        let (own, weight, vmax) = (own.next(), weight.next(), vmax.next());
+        let old = Element {
+            p: W::load(value(own.as_deref()), value(weight.as_deref()), v.to_bits()),
+            m: *m,
+            v: if W::MARKED { v.abs() } else { *v },
+            vmax: value(vmax.as_deref()),
+        };
         let new = element(k, I::widen(g), old);
-        (*p, *m, *v) = (new.p, new.m, new.v);
-        if AMSGRAD && let Some(vmax) = vmax {
-            *vmax = new.vmax;
+        let (new_own, new_weight, mark) = way.store(i, new.p);
+        *m = new.m;
+        *v = if W::MARKED { f32::from_bits(new.v.abs().to_bits() | mark) } else { new.v };
+        if AMSGRAD {
+            put(vmax, new.vmax);
         }
-        if O::PRESENT
-            && let Some(weight) = weights.next()
-        {
-            *weight = O::narrow(new.p);
-        }
+        put(own, new_own);
+        put(weight, new_weight);
+    }
+}
+
+/// What stands in an array that may be absent.
+fn value<T: Copy + Default>(slot: Option<&T>) -> T {
+    slot.copied().unwrap_or_default()
+}
+
+/// Writes to an array that may be absent.
+fn put<T>(slot: Option<&mut T>, value: T) {
+    if let Some(slot) = slot {
+        *slot = value;
     }
 }

@@ -74,7 +74,7 @@ pub const fn f32_to_f16(value: f32) -> u16 {
 }
 
 #[inline(always)]
-const fn is_nan(bits: u32) -> bool {
+pub(super) const fn is_nan(bits: u32) -> bool {
     bits & 0x7FFF_FFFF > 0x7F80_0000
 }
 
@@ -89,7 +89,7 @@ pub(super) trait Widen {
 /// A type of array elements that a kernel writes from `f32`, or the absence of such an array.
 pub(super) trait Narrow {
     /// What one element is in memory.
-    type Raw: Copy;
+    type Raw: Copy + Default;
     /// Whether there is an array to write; without one it is empty.
     const PRESENT: bool;
     /// The element nearest to `value`.
@@ -97,8 +97,10 @@ pub(super) trait Narrow {
 }
 
 /// bf16 elements.
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Bf16;
 /// fp16 elements.
+#[derive(Debug, Clone, Copy)]
 pub(super) struct F16;
 /// fp32 elements.
 pub(super) struct F32;

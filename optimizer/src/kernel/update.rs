@@ -2,10 +2,13 @@
 //! the compiled loop for the types and the instruction set.
 
 use super::fpenv::FpEnv;
+use super::master::{Full, Master};
 #[cfg(target_arch = "aarch64")]
 use super::neon;
-use super::planes::{Input, Output, Planes, Slices};
-use super::round::{Absent, Bf16, F16, F32, Narrow, Widen};
+use super::planes::{HalfWeights, Input, Output, Planes, Slices, SplitPlanes, WeightPlanes};
+use super::round::{Absent, Bf16, F16, F32, Widen};
+use super::split::Split;
+use super::stochastic::{Noise, Rounded, Stochastic};
 #[cfg(target_arch = "x86_64")]
 use super::x86;
 use super::{Isa, KernelError, Scalars, reference};
@@ -41,27 +44,93 @@ pub fn update(
     grad: Input<'_>,
     out: Output<'_>,
 ) -> Result<(), KernelError> {
-    let n = planes.p.len();
-    check("m", n, planes.m.len())?;
-    check("v", n, planes.v.len())?;
+    let Planes { p: own, m, v, vmax } = planes;
+    let n = own.len();
+    check("m", n, m.len())?;
+    check("v", n, v.len())?;
     check("the gradient", n, grad.len())?;
     match &out {
         Output::None => {}
         Output::Bf16(raw) | Output::F16(raw) => check("the weight output", n, raw.len())?,
         Output::F32(raw) => check("the weight output", n, raw.len())?,
     }
-    let vmax = match (planes.vmax, k.amsgrad) {
-        (Some(vmax), true) => {
-            check("vmax", n, vmax.len())?;
-            vmax
+    let vmax = maximum(k, n, vmax)?;
+    let run = Run { isa, k, grad };
+    match out {
+        Output::None => run.of(Full::<Absent>::new(), Slices { own, weight: &mut [], m, v, vmax }),
+        Output::Bf16(weight) => run.of(Full::<Bf16>::new(), Slices { own, weight, m, v, vmax }),
+        Output::F16(weight) => run.of(Full::<F16>::new(), Slices { own, weight, m, v, vmax }),
+        Output::F32(weight) => run.of(Full::<F32>::new(), Slices { own, weight, m, v, vmax }),
+    }
+}
+
+/// Updates one run whose master weights are split ([`split`](super::split)): what it leaves is what
+/// [`update`] with [`Output::Bf16`] would, bit for bit, of the same masters.
+///
+/// The weights must be those that the last update wrote; whether they are is the caller's to check.
+///
+/// # Errors
+/// As [`update`].
+pub fn update_split(
+    isa: Isa,
+    k: &Scalars,
+    planes: SplitPlanes<'_>,
+    grad: Input<'_>,
+) -> Result<(), KernelError> {
+    let SplitPlanes { lo: own, m, v, vmax, hi: weight } = planes;
+    let n = own.len();
+    check("m", n, m.len())?;
+    check("v", n, v.len())?;
+    check("the weights", n, weight.len())?;
+    check("the gradient", n, grad.len())?;
+    let vmax = maximum(k, n, vmax)?;
+    Run { isa, k, grad }.of(Split, Slices { own, weight, m, v, vmax })
+}
+
+/// Updates one run whose 16-bit weights are themselves the master: the weights are widened, updated,
+/// and rounded stochastically by the noise of `rounding` ([`stochastic`](super::stochastic)).
+///
+/// The result is the same bits for every `isa`, and however a parameter is cut into runs, as long as
+/// each run is given the logical index of its first element.
+///
+/// # Errors
+/// As [`update`].
+pub fn update_stochastic(
+    isa: Isa,
+    k: &Scalars,
+    planes: WeightPlanes<'_>,
+    grad: Input<'_>,
+    rounding: Stochastic,
+) -> Result<(), KernelError> {
+    let WeightPlanes { weights, m, v, vmax } = planes;
+    let n = m.len();
+    check("v", n, v.len())?;
+    check("the gradient", n, grad.len())?;
+    let (HalfWeights::Bf16(raw) | HalfWeights::F16(raw)) = &weights;
+    check("the weights", n, raw.len())?;
+    let vmax = maximum(k, n, vmax)?;
+    // The noise of a run counts in 32 bits, so a run ends where the index's upper half changes.
+    let cut = n.min(usize::try_from(rounding.until_border()).unwrap_or(usize::MAX));
+    let (grad, grad_after) = grad.split_at(cut);
+    let (m, m_after) = m.split_at_mut(cut);
+    let (v, v_after) = v.split_at_mut(cut);
+    let (vmax, vmax_after) = vmax.split_at_mut(if k.amsgrad { cut } else { 0 });
+    let (weights, weights_after) = weights.split_at_mut(cut);
+    let (run, noise) = (Run { isa, k, grad }, Noise::new(rounding));
+    match weights {
+        HalfWeights::Bf16(weight) => {
+            run.of(Rounded::<Bf16>::new(noise), Slices { own: &mut [], weight, m, v, vmax })?;
         }
-        (None, false) => &mut [],
-        (None, true) => return Err(KernelError::MissingMaximum),
-        (Some(_), false) => return Err(KernelError::UnexpectedMaximum),
-    };
-    let slices = Slices { p: planes.p, m: planes.m, v: planes.v, vmax };
-    let call = Call { isa, k, slices };
-    if call.by_input(grad, out) { Ok(()) } else { Err(KernelError::UnavailableIsa { isa }) }
+        HalfWeights::F16(weight) => {
+            run.of(Rounded::<F16>::new(noise), Slices { own: &mut [], weight, m, v, vmax })?;
+        }
+    }
+    if cut == n {
+        return Ok(());
+    }
+    let vmax = k.amsgrad.then_some(vmax_after);
+    let planes = WeightPlanes { weights: weights_after, m: m_after, v: v_after, vmax };
+    update_stochastic(isa, k, planes, grad_after, rounding.after(cut as u64))
 }
 
 /// Fills `master` with the values of `from`, exactly: the start of a master plane.
@@ -84,69 +153,83 @@ fn widen_all<I: Widen>(from: &[I::Raw], to: &mut [f32]) {
     }
 }
 
-fn check(what: &'static str, expected: usize, actual: usize) -> Result<(), KernelError> {
+pub(super) fn check(what: &'static str, expected: usize, actual: usize) -> Result<(), KernelError> {
     if actual == expected { Ok(()) } else { Err(KernelError::Length { what, expected, actual }) }
 }
 
-/// A checked call on its way to the loop compiled for it; each method settles one type parameter.
-struct Call<'a> {
-    isa: Isa,
-    k: &'a Scalars,
-    slices: Slices<'a>,
+/// The plane of the maxima, empty without amsgrad.
+fn maximum<'a>(
+    k: &Scalars,
+    n: usize,
+    vmax: Option<&'a mut [f32]>,
+) -> Result<&'a mut [f32], KernelError> {
+    match (vmax, k.amsgrad) {
+        (Some(vmax), true) => check("vmax", n, vmax.len()).map(|()| vmax),
+        (None, false) => Ok(&mut []),
+        (None, true) => Err(KernelError::MissingMaximum),
+        (Some(_), false) => Err(KernelError::UnexpectedMaximum),
+    }
 }
 
-impl Call<'_> {
-    fn by_input(self, grad: Input<'_>, out: Output<'_>) -> bool {
-        match grad {
-            Input::Bf16(raw) => self.by_output::<Bf16>(raw, out),
-            Input::F16(raw) => self.by_output::<F16>(raw, out),
-            Input::F32(raw) => self.by_output::<F32>(raw, out),
-        }
-    }
+/// A checked call on its way to the loop compiled for it; each method settles one type parameter.
+struct Run<'a> {
+    isa: Isa,
+    k: &'a Scalars,
+    grad: Input<'a>,
+}
 
-    fn by_output<I: Widen>(self, grad: &[I::Raw], out: Output<'_>) -> bool {
-        match out {
-            Output::None => self.by_maximum::<I, Absent>(grad, &mut []),
-            Output::Bf16(raw) => self.by_maximum::<I, Bf16>(grad, raw),
-            Output::F16(raw) => self.by_maximum::<I, F16>(grad, raw),
-            Output::F32(raw) => self.by_maximum::<I, F32>(grad, raw),
-        }
+impl Run<'_> {
+    fn of<W: Master>(self, way: W, planes: Slices<'_, W>) -> Result<(), KernelError> {
+        let Run { isa, k, grad } = self;
+        let ran = match grad {
+            Input::Bf16(raw) => by_maximum::<Bf16, W>(isa, k, way, planes, raw),
+            Input::F16(raw) => by_maximum::<F16, W>(isa, k, way, planes, raw),
+            Input::F32(raw) => by_maximum::<F32, W>(isa, k, way, planes, raw),
+        };
+        if ran { Ok(()) } else { Err(KernelError::UnavailableIsa { isa }) }
     }
+}
 
-    fn by_maximum<I: Widen, O: Narrow>(self, grad: &[I::Raw], out: &mut [O::Raw]) -> bool {
-        if self.k.amsgrad {
-            self.run::<I, O, true>(grad, out)
-        } else {
-            self.run::<I, O, false>(grad, out)
-        }
+fn by_maximum<I: Widen, W: Master>(
+    isa: Isa,
+    k: &Scalars,
+    way: W,
+    planes: Slices<'_, W>,
+    grad: &[I::Raw],
+) -> bool {
+    if k.amsgrad {
+        run::<I, W, true>(isa, k, way, planes, grad)
+    } else {
+        run::<I, W, false>(isa, k, way, planes, grad)
     }
+}
 
-    /// Runs the loop; false, and nothing done, if the machine lacks the instruction set.
-    fn run<I: Widen, O: Narrow, const AMSGRAD: bool>(
-        self,
-        grad: &[I::Raw],
-        out: &mut [O::Raw],
-    ) -> bool {
-        let Call { isa, k, slices } = self;
-        let _environment = FpEnv::enter();
-        match isa {
-            Isa::Scalar => {
-                reference::segment::<I, O, AMSGRAD>(k, slices, grad, out);
-                true
-            }
-            #[cfg(target_arch = "aarch64")]
-            Isa::Neon => {
-                neon::update::<I, O, AMSGRAD>(k, slices, grad, out);
-                true
-            }
-            #[cfg(not(target_arch = "aarch64"))]
-            Isa::Neon => false,
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => x86::update_avx2::<I, O, AMSGRAD>(k, slices, grad, out),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => x86::update_avx512::<I, O, AMSGRAD>(k, slices, grad, out),
-            #[cfg(not(target_arch = "x86_64"))]
-            Isa::Avx2 | Isa::Avx512 => false,
+/// Runs the loop; false, and nothing done, if the machine lacks the instruction set.
+fn run<I: Widen, W: Master, const AMSGRAD: bool>(
+    isa: Isa,
+    k: &Scalars,
+    way: W,
+    planes: Slices<'_, W>,
+    grad: &[I::Raw],
+) -> bool {
+    let _environment = FpEnv::enter();
+    match isa {
+        Isa::Scalar => {
+            reference::segment::<I, W, AMSGRAD>(k, way, planes, grad);
+            true
         }
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => {
+            neon::update::<I, W, AMSGRAD>(k, way, planes, grad);
+            true
+        }
+        #[cfg(not(target_arch = "aarch64"))]
+        Isa::Neon => false,
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => x86::update_avx2::<I, W, AMSGRAD>(k, way, planes, grad),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => x86::update_avx512::<I, W, AMSGRAD>(k, way, planes, grad),
+        #[cfg(not(target_arch = "x86_64"))]
+        Isa::Avx2 | Isa::Avx512 => false,
     }
 }
