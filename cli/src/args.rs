@@ -166,17 +166,25 @@ pub(crate) enum FloatType {
 /// Which planes the state has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum StateArg {
-    // `Weights` for fp32 weights, else `Fp32`.
+    /// fp32 weights are their own master; 16-bit weights get an fp32 one
     Auto,
+    /// the weights are the master: 8 bytes per parameter
     Weights,
+    /// an fp32 master beside the weights: 12 bytes per parameter
     Fp32,
+    /// bf16 weights are half of the master: 10 bytes per parameter
+    Split,
 }
 
 /// The direction of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OrderArg {
+    /// there and back
     Alternate,
+    /// from the first to the last
     Ascending,
+    /// from the last to the first
+    Descending,
 }
 
 /// How a victim is chosen.

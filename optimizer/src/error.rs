@@ -14,7 +14,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// There is nothing to train.
-    #[error("the model has no parameters; give at least one tensor that is not empty")]
+    #[error("the model has no parameters; give at least one")]
     NoParameters,
     /// A setting is not usable; nothing was made.
     #[error("{what}: {why}")]
@@ -52,6 +52,46 @@ pub enum Error {
         param: String,
         /// What does not fit.
         why: String,
+    },
+    /// Two parameters share memory, so that an update would be applied twice. Nothing was changed.
+    #[error(
+        "parameters {first} and {second} share memory; hand over one of them only (tied weights are \
+         one parameter)"
+    )]
+    Tied {
+        /// Name of one.
+        first: String,
+        /// Name of the other.
+        second: String,
+    },
+    /// A parameter has no gradient in a step that requires all. Nothing was changed.
+    #[error(
+        "parameter {param} has no gradient, and the step requires all; nothing was changed. Leave \
+         require_all out to skip such parameters"
+    )]
+    MissingGradient {
+        /// Its name.
+        param: String,
+    },
+    /// A gradient is infinite or not a number. Nothing was changed.
+    #[error(
+        "the gradient of {} is not finite; nothing was changed. Lower the loss scale, or let such \
+         steps be skipped",
+        param.as_deref().unwrap_or("a parameter of another rank")
+    )]
+    NonFinite {
+        /// Name of the first such parameter, if it is one of this rank.
+        param: Option<String>,
+    },
+    /// Weights that hold half of a split master were changed outside of a step. Nothing was changed
+    /// by this one.
+    #[error(
+        "the weights of {param} were changed since the last step, and are half of its master; \
+         nothing was changed. Undo that, or call refresh_master to take them as they are"
+    )]
+    WeightsChanged {
+        /// The parameter's name.
+        param: String,
     },
     /// A step stopped after some subgroups were updated. No update is lost: the next call of `step`
     /// with the same gradients does only the rest, with the same bits.

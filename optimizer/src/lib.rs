@@ -2,21 +2,31 @@
 //! streams them through memory, and the bits are those of the whole run in memory.
 //!
 //! Modules stand on floors; each uses only what stands before it: `kernel` < `hyper` <
-//! `{error, param, precision}` < `{subgroup, order}` < `plan` < `step_io` < `{team, report}` <
-//! `optimizer` < `{update, step, state}`.
+//! `{error, shard, strides, order, precision}` < `{param, options}` < `subgroup` < `team` < `plan` <
+//! `{step_io, step_options}` < `{gathered, job, report}` < `optimizer` < `{state, hand_over}` <
+//! `{norm, update}` < `{step, ready}`.
 
 pub mod error;
+mod gathered;
+mod hand_over;
 pub mod hyper;
+mod job;
 pub mod kernel;
+mod norm;
 mod optimizer;
+mod options;
 pub mod order;
 pub mod param;
 pub mod plan;
 pub mod precision;
+mod ready;
 mod report;
+pub mod shard;
 mod state;
 mod step;
 pub mod step_io;
+mod step_options;
+mod strides;
 pub mod subgroup;
 mod team;
 mod update;
@@ -24,9 +34,13 @@ mod update;
 pub use error::{Error, Result};
 pub use hyper::Hyper;
 pub use optimizer::Optimizer;
+pub use options::{Options, Rounding};
 pub use order::{Eviction, Order};
 pub use param::Param;
-pub use plan::{Options, Plan};
-pub use precision::{Plane, StatePrecision};
-pub use report::{Moved, StepReport};
-pub use step_io::{Segment, Slices, StepIo, WeightMut};
+pub use plan::Plan;
+pub use precision::{Form, Plane, StatePrecision};
+pub use report::{Moved, Outcome, StepReport};
+pub use shard::{Shard, Stretch};
+pub use step_io::{Gradient, Segment, Slices, StepIo, Weight, WeightMut};
+pub use step_options::{NonFinite, Norm, StepOptions};
+pub use strides::Strides;

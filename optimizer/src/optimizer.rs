@@ -1,12 +1,18 @@
 //! The optimizer itself: its plan, its objects in the store, and how far it has come.
 
+use tensortier_storage::arena::GRANULE;
 use tensortier_storage::dtype::DType;
-use tensortier_storage::store::{ObjectRef, Schedule, Store};
+use tensortier_storage::store::{ObjectRef, Schedule, Store, WriteLease};
+use twox_hash::XxHash3_64;
 
 use crate::error::{Error, Result};
 use crate::hyper::Hyper;
 use crate::kernel::Isa;
 use crate::plan::Plan;
+use crate::precision::StatePrecision;
+use crate::report::Begun;
+use crate::step_options::{Norm, StepOptions};
+use crate::subgroup::BLOCK_ELEMS;
 use crate::team::Team;
 
 /// An offloaded Adam or AdamW. Its state lives in the store it was opened on; weights and gradients
@@ -36,22 +42,48 @@ pub struct Optimizer {
     pub(crate) plan: Plan,
     /// One object of one chunk per subgroup.
     pub(crate) objects: Vec<ObjectRef>,
+    /// The subgroups that never leave memory, from the first on.
+    pub(crate) resident: Vec<WriteLease>,
     pub(crate) team: Team,
     /// Steps that were applied to the end.
     pub(crate) steps: u64,
     /// For each subgroup, the last step that was applied to it.
     pub(crate) stamps: Vec<u64>,
-    /// For each parameter, how often it was updated: torch's `step`.
-    pub(crate) counts: Vec<u64>,
-    /// A step that stopped on its way.
+    pub(crate) progress: Vec<Progress>,
+    /// What was declared to the store and is not begun: subgroups in order, and who has a gradient.
+    pub(crate) announced: Option<(Vec<usize>, Vec<bool>)>,
+    /// What is counted of a step that is announced or under way.
+    pub(crate) begun: Option<Begun>,
+    /// A step that has changed something and is not done.
     pub(crate) unfinished: Option<Unfinished>,
 }
 
-/// How far a step came that stopped.
+/// How far a parameter has come.
+#[derive(Debug, Clone)]
+pub(crate) struct Progress {
+    /// How often it was updated: torch's `step`.
+    pub(crate) updates: u64,
+    /// Whether its master starts from the caller's weights at its next update.
+    pub(crate) fresh: bool,
+    /// For each block of weights that are half of a split master, the hash of what was last written.
+    pub(crate) hashes: Vec<u64>,
+    /// What tells it apart from others wherever the model is cut: a hash of its name.
+    pub(crate) identity: u64,
+}
+
+/// How far a step came that is not done.
 #[derive(Debug)]
 pub(crate) struct Unfinished {
-    /// Which parameters had a gradient when it began.
+    /// Which parameters have a gradient in it.
     pub(crate) active: Vec<bool>,
+    /// How it was asked for.
+    pub(crate) options: StepOptions,
+    /// The factor of all gradients.
+    pub(crate) factor: f64,
+    /// Their norm, if it was asked for.
+    pub(crate) norm: Option<Norm>,
+    /// Whether more gradients may come: it is made by updates during the backward pass.
+    pub(crate) during_backward: bool,
     /// A subgroup of which only some runs were updated, and how many.
     pub(crate) partial: Option<(usize, usize)>,
 }
@@ -60,13 +92,11 @@ impl Optimizer {
     /// Makes the state of a plan in `store`; initial moments are zero and cost no I/O.
     ///
     /// # Errors
-    /// [`Error::Config`] when the store has less host memory than the plan, and the store's errors.
+    /// [`Error::Config`] when the store has less host memory than the plan, and the store's errors:
+    /// `AlreadyExists` when an optimizer of this name has its state there.
     pub fn open(store: Store, plan: Plan) -> Result<Self> {
         let budget = store.stats().host.budget;
-        if budget
-            < plan.host_bytes / tensortier_storage::arena::GRANULE
-                * tensortier_storage::arena::GRANULE
-        {
+        if budget < plan.host_bytes / GRANULE * GRANULE {
             return Err(Error::Config {
                 what: format!("a store with {budget} bytes of host memory"),
                 why: format!("the plan is for {}", plan.host_bytes),
@@ -74,19 +104,25 @@ impl Optimizer {
         }
         let team = Team::new(plan.options.threads)?;
         let mut objects = Vec::with_capacity(plan.subgroups.len());
-        for (index, bytes) in plan.subgroup_bytes.iter().enumerate() {
-            let key = format!("optimizer/subgroup/{index:06}");
-            objects.push(store.create_chunked(&key, DType::U8, &[*bytes], *bytes)?);
+        for (index, group) in plan.subgroups.iter().enumerate() {
+            let key = format!("{}/subgroup/{index:06}", plan.options.name);
+            objects.push(store.create_chunked(&key, DType::U8, &[group.bytes], group.bytes)?);
         }
+        let resident = &objects[..plan.resident];
+        let resident = resident.iter().map(|object| store.lease_write(object, 0).wait());
+        let resident = resident.collect::<Result<_, _>>()?;
         Ok(Optimizer {
             stamps: vec![0; plan.subgroups.len()],
-            counts: vec![0; plan.params.len()],
+            progress: plan.params.iter().zip(&plan.forms).map(Progress::new).collect(),
             schedule: store.schedule(),
             store,
             plan,
             objects,
+            resident,
             team,
             steps: 0,
+            announced: None,
+            begun: None,
             unfinished: None,
         })
     }
@@ -106,6 +142,12 @@ impl Optimizer {
         self.steps
     }
 
+    /// Returns how often a parameter was updated: torch's `step`. Steps in which it had no gradient
+    /// do not count.
+    pub fn updates(&self, param: usize) -> Option<u64> {
+        self.progress.get(param).map(|progress| progress.updates)
+    }
+
     /// Returns the instruction set of the kernels.
     pub fn isa(&self) -> Isa {
         self.team.isa()
@@ -116,23 +158,95 @@ impl Optimizer {
         self.team.threads()
     }
 
-    /// Changes the hyper-parameters from the next step on.
+    /// Returns the hyper-parameters of a group.
+    pub fn hyper(&self, group: usize) -> Option<&Hyper> {
+        self.plan.options.groups.get(group)
+    }
+
+    /// Changes the hyper-parameters of a group from the next step on.
     ///
     /// # Errors
-    /// [`Error::Hyper`]; [`Error::Config`] for switching amsgrad, which needs another plane, and
-    /// while a step is unfinished, whose rest must be done as its beginning was.
-    pub fn set_hyper(&mut self, hyper: Hyper) -> Result<()> {
+    /// [`Error::Hyper`]; [`Error::Config`] for a group that is not there, for switching amsgrad,
+    /// which needs another plane, and while a step is unfinished, whose rest must be done as its
+    /// beginning was.
+    pub fn set_hyper(&mut self, group: usize, hyper: Hyper) -> Result<()> {
         hyper.validate()?;
-        if hyper.amsgrad != self.plan.options.hyper.amsgrad || self.unfinished.is_some() {
-            return Err(Error::Config {
-                what: String::from("changing hyper-parameters"),
-                why: String::from(
-                    "amsgrad is fixed when the optimizer is made, and an unfinished step must be \
-                     finished first",
-                ),
-            });
+        let groups = self.plan.options.groups.len();
+        let refuse = |why: String| {
+            Err(Error::Config { what: format!("changing hyper-parameters of group {group}"), why })
+        };
+        let Some(known) = self.plan.options.groups.get_mut(group) else {
+            return refuse(format!("there are {groups} groups"));
+        };
+        if hyper.amsgrad != known.amsgrad {
+            return refuse(String::from("amsgrad is fixed when the optimizer is made"));
         }
-        self.plan.options.hyper = hyper;
+        if self.unfinished.is_some() {
+            return refuse(String::from("an unfinished step must be finished first"));
+        }
+        *known = hyper;
         Ok(())
+    }
+
+    /// Takes the caller's weights of a parameter for its master at its next update, whatever the
+    /// master was: to be called after weights were changed outside of a step. The moments stay.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] for a parameter that is not there; [`Error::Unfinished`] while a step
+    /// is unfinished.
+    pub fn refresh_master(&mut self, param: usize) -> Result<()> {
+        self.refuse_unfinished()?;
+        let params = self.progress.len();
+        let progress = self.progress.get_mut(param).ok_or_else(|| Error::OutOfRange {
+            what: format!("parameter number {param}"),
+            why: format!("there are {params}"),
+        })?;
+        progress.fresh = true;
+        Ok(())
+    }
+
+    /// Takes the caller's weights of all parameters for their masters; see
+    /// [`Optimizer::refresh_master`].
+    ///
+    /// # Errors
+    /// [`Error::Unfinished`] while a step is unfinished.
+    pub fn refresh_masters(&mut self) -> Result<()> {
+        (0..self.progress.len()).try_for_each(|param| self.refresh_master(param))
+    }
+
+    pub(crate) fn refuse_unfinished(&self) -> Result<()> {
+        match self.unfinished {
+            Some(_) => Err(Error::Unfinished { step: self.steps + 1 }),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Unfinished {
+    /// Returns a step that nothing is known of yet.
+    pub(crate) fn during_backward() -> Self {
+        Unfinished {
+            active: Vec::new(),
+            options: StepOptions::default(),
+            factor: 1.0,
+            norm: None,
+            during_backward: true,
+            partial: None,
+        }
+    }
+}
+
+impl Progress {
+    fn new((param, form): (&crate::param::Param, &crate::precision::Form)) -> Self {
+        let blocks = match form.precision {
+            StatePrecision::SplitMaster => param.elements().unwrap_or(0).div_ceil(BLOCK_ELEMS),
+            _ => 0,
+        };
+        Progress {
+            updates: 0,
+            fresh: true,
+            hashes: vec![0; blocks as usize],
+            identity: XxHash3_64::oneshot(param.name.as_bytes()),
+        }
     }
 }

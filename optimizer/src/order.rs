@@ -12,6 +12,8 @@ pub enum Order {
     Alternate,
     /// Always from the first to the last, as ZeRO-Infinity does.
     Ascending,
+    /// Always from the last to the first, as gradients come in a backward pass.
+    Descending,
 }
 
 /// Which subgroup leaves memory.
@@ -29,7 +31,11 @@ pub enum Eviction {
 impl Order {
     /// Returns the subgroups of step `t` (counted from 1) of `n` in their order.
     pub fn of_step(self, t: u64, n: usize) -> Vec<usize> {
-        let down = self == Order::Alternate && t.is_multiple_of(2);
+        let down = match self {
+            Order::Alternate => t.is_multiple_of(2),
+            Order::Ascending => false,
+            Order::Descending => true,
+        };
         if down { (0..n).rev().collect() } else { (0..n).collect() }
     }
 }
@@ -61,6 +67,7 @@ impl fmt::Display for Order {
         f.pad(match self {
             Order::Alternate => "alternate",
             Order::Ascending => "ascending",
+            Order::Descending => "descending",
         })
     }
 }
@@ -83,6 +90,7 @@ mod tests {
         assert_eq!(Order::Alternate.of_step(1, 3), [0, 1, 2]);
         assert_eq!(Order::Alternate.of_step(2, 3), [2, 1, 0]);
         assert_eq!(Order::Ascending.of_step(2, 3), [0, 1, 2]);
+        assert_eq!(Order::Descending.of_step(1, 3), [2, 1, 0]);
         let kept = longest_suffix(&[0, 1, 2], &[9, 5, 3], &[10, 6, 4], 12);
         assert_eq!(kept, Kept { subgroups: 2, bytes: 8 });
         assert_eq!(longest_suffix(&[2, 1, 0], &[9, 5, 3], &[10, 6, 4], 9), Kept::default());

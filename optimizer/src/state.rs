@@ -1,17 +1,19 @@
-//! Reading the state back: a plane of a parameter by logical range, whatever subgroups hold it.
+//! Reading the state back: planes of a parameter by logical range, whatever subgroups hold them.
 
 use std::ops::Range;
 
 use bytemuck::cast_slice;
 
 use crate::error::{Error, Result};
+use crate::kernel::{self, Input, split};
 use crate::optimizer::Optimizer;
-use crate::precision::{Plane, plane_range};
+use crate::precision::{Plane, StatePrecision};
+use crate::subgroup::Run;
 
 impl Optimizer {
-    /// Copies elements `range` of a plane of a parameter into `out`, which is as long as the range.
-    /// Master weights of a subgroup that was never updated read as zeros: the caller's weights are
-    /// still newer.
+    /// Copies elements `range` of a plane of a parameter into `out`, which is as long as the range:
+    /// moments, maxima, or the master weights of [`StatePrecision::Fp32`]. Master weights that were
+    /// never updated read as zeros: the caller's weights are still newer.
     ///
     /// # Errors
     /// [`Error::Unfinished`] while a step is unfinished, [`Error::OutOfRange`], and the store's
@@ -23,43 +25,121 @@ impl Optimizer {
         range: Range<u64>,
         out: &mut [f32],
     ) -> Result<()> {
-        if self.unfinished.is_some() {
-            return Err(Error::Unfinished { step: self.steps + 1 });
+        self.check_range(param, &range, out.len())?;
+        let form = self.plan.forms[param];
+        if plane == Plane::Lo || !form.planes().contains(&plane) {
+            let why = match (plane, form.precision) {
+                (Plane::P, StatePrecision::SplitMaster) => {
+                    String::from("half of it are the caller's weights: use read_master")
+                }
+                (Plane::Lo, _) => String::from("it is half of the master: use read_master"),
+                _ => format!("state precision {} does not store it here", form.precision),
+            };
+            return Err(Error::OutOfRange { what: format!("plane {plane}"), why });
         }
-        let number = self.check_range(param, plane, &range, out.len())?;
-        let first = self.plan.subgroups.partition_point(|group| {
-            group.runs.last().is_none_or(|run| {
-                run.param < param || run.param == param && run.range.end <= range.start
-            })
-        });
-        for (index, group) in self.plan.subgroups.iter().enumerate().skip(first) {
-            if group.runs.first().is_none_or(|run| run.param > param) {
-                break;
+        let marked = form.precision == StatePrecision::SplitMaster && plane == Plane::V;
+        self.each_run(param, range, |bytes, planes, at| {
+            let of_plane = planes.into_iter().find(|(other, _)| *other == plane);
+            let stored: &[f32] = of_plane.map_or(&[], |(_, range)| cast_slice(&bytes[range]));
+            let out = &mut out[at];
+            if marked {
+                split::unmark_all(stored, out)?;
+            } else {
+                out.copy_from_slice(stored);
             }
-            let touched = group.runs.iter().filter(|run| {
-                run.param == param && run.range.start < range.end && range.start < run.range.end
+            Ok(())
+        })
+    }
+
+    /// Computes elements `range` of the fp32 master weights of a parameter into `out`, whatever its
+    /// state precision, from what is stored and the caller's `weights`; both are as long as the
+    /// range.
+    ///
+    /// # Errors
+    /// As [`Optimizer::read_plane`].
+    pub fn read_master(
+        &self,
+        param: usize,
+        range: Range<u64>,
+        weights: Input<'_>,
+        out: &mut [f32],
+    ) -> Result<()> {
+        self.check_range(param, &range, out.len())?;
+        if weights.len() != out.len() {
+            let what = format!("elements {range:?} of {}", self.plan.params[param].name);
+            return Err(Error::OutOfRange {
+                what,
+                why: format!("{} weights given", weights.len()),
             });
-            for run in touched {
-                let (from, to) = (run.range.start.max(range.start), run.range.end.min(range.end));
-                let lease = self.store.lease_read(&self.objects[index], 0).wait()?;
-                let values: &[f32] = cast_slice(&lease[plane_range(number, group.elems)]);
-                let at = (run.start + from - run.range.start) as usize;
-                let len = (to - from) as usize;
-                let start = (from - range.start) as usize;
-                out[start..start + len].copy_from_slice(&values[at..at + len]);
+        }
+        let precision = self.plan.forms[param].precision;
+        let fresh = self.progress[param].fresh;
+        match (precision, weights) {
+            (StatePrecision::Fp32, _) if !fresh => self.read_plane(param, Plane::P, range, out),
+            (StatePrecision::SplitMaster, Input::Bf16(hi)) if !fresh => {
+                self.each_run(param, range, |bytes, planes, at| {
+                    let (mut lo, mut v): (&[u16], &[f32]) = (&[], &[]);
+                    for (plane, range) in planes {
+                        match plane {
+                            Plane::Lo => lo = cast_slice(&bytes[range]),
+                            Plane::V => v = cast_slice(&bytes[range]),
+                            Plane::P | Plane::M | Plane::VMax => {}
+                        }
+                    }
+                    Ok(split::join_all(&hi[at.clone()], lo, v, &mut out[at])?)
+                })
+            }
+            _ => Ok(kernel::widen(weights, out)?),
+        }
+    }
+
+    /// Calls `each` for every run of a parameter within `range`, with the bytes of its subgroup, where
+    /// in them the part of each of its planes lies, and where that part lies in `range`.
+    fn each_run(
+        &self,
+        param: usize,
+        range: Range<u64>,
+        mut each: impl FnMut(&[u8], Vec<(Plane, Range<usize>)>, Range<usize>) -> Result<()>,
+    ) -> Result<()> {
+        for (index, run) in self.runs_of(param) {
+            let (from, to) = (run.range.start.max(range.start), run.range.end.min(range.end));
+            if from >= to {
+                continue;
+            }
+            let (skip, take) = ((from - run.range.start) as usize, (to - from) as usize);
+            let part = |(plane, bytes): (Plane, Range<usize>)| {
+                let width = plane.bytes() as usize;
+                let start = bytes.start + skip * width;
+                (plane, start..start + take * width)
+            };
+            let planes = self.plan.subgroups[index].planes(run).map(part).collect();
+            let at = (from - range.start) as usize;
+            match self.resident.get(index) {
+                Some(lease) => each(lease, planes, at..at + take)?,
+                None => {
+                    let lease = self.store.lease_read(&self.objects[index], 0).wait()?;
+                    each(&lease, planes, at..at + take)?;
+                }
             }
         }
         Ok(())
     }
 
-    /// Checks a request and returns the plane's number in its chunks.
-    fn check_range(
-        &self,
-        param: usize,
-        plane: Plane,
-        range: &Range<u64>,
-        out: usize,
-    ) -> Result<usize> {
+    /// Returns the runs of a parameter in order, each with its subgroup.
+    pub(crate) fn runs_of(&self, param: usize) -> impl Iterator<Item = (usize, &Run)> {
+        let groups = &self.plan.subgroups;
+        let before = |run: &Run| run.param < param;
+        let first = groups.partition_point(|group| group.runs.last().is_none_or(before));
+        let here = groups.iter().enumerate().skip(first);
+        let here = here.take_while(move |(_, g)| g.runs.first().is_some_and(|r| r.param <= param));
+        here.flat_map(move |(index, group)| {
+            let runs = group.runs.iter().filter(move |run| run.param == param);
+            runs.map(move |run| (index, run))
+        })
+    }
+
+    fn check_range(&self, param: usize, range: &Range<u64>, out: usize) -> Result<()> {
+        self.refuse_unfinished()?;
         let Some(known) = self.plan.params.get(param) else {
             return Err(Error::OutOfRange {
                 what: format!("parameter number {param}"),
@@ -73,10 +153,6 @@ impl Optimizer {
                 why: format!("it has {elems} elements"),
             });
         }
-        let planes = self.plan.precision.planes(self.plan.options.hyper.amsgrad);
-        planes.iter().position(|known| *known == plane).ok_or_else(|| Error::OutOfRange {
-            what: format!("plane {plane}"),
-            why: format!("state precision {} does not store it", self.plan.precision),
-        })
+        Ok(())
     }
 }

@@ -6,6 +6,7 @@ use std::ops::{ControlFlow, Range};
 use tensortier_storage::dtype::DType;
 
 use crate::kernel::{Input, Output};
+use crate::strides::Strides;
 
 /// Where a step takes gradients from and puts weights to.
 pub trait StepIo {
@@ -16,8 +17,9 @@ pub trait StepIo {
         true
     }
 
-    /// Returns the gradient and the weights of the elements `range` of a parameter, in row-major
-    /// order, both exactly as long as the range.
+    /// Returns the gradient and the weights of the elements `range` of a parameter: of the part that
+    /// is trained here, in row-major order. What is contiguous is exactly as long as the range; what
+    /// is strided is all of the part. The gradient is looked at only where there is one.
     fn segment(&mut self, param: usize, range: Range<u64>) -> Segment<'_>;
 
     /// Called after each subgroup with how many are done of how many; `Break` ends the step there
@@ -32,9 +34,32 @@ pub trait StepIo {
 #[derive(Debug)]
 pub struct Segment<'a> {
     /// Its gradient.
-    pub gradient: Input<'a>,
+    pub gradient: Gradient<'a>,
     /// Its weights, in the parameter's type.
-    pub weight: WeightMut<'a>,
+    pub weight: Weight<'a>,
+}
+
+/// A gradient as it lies in the caller's memory.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub enum Gradient<'a> {
+    /// There is none.
+    None,
+    /// The run's elements in order.
+    Elements(Input<'a>),
+    /// The storage of the whole part, and where the elements lie in it. Places may be shared, as in
+    /// an expanded gradient.
+    Strided(Input<'a>, Strides<'a>),
+}
+
+/// Weights as they lie in the caller's memory.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Weight<'a> {
+    /// The run's elements in order.
+    Elements(WeightMut<'a>),
+    /// The storage of the whole part, and where the elements lie in it, each in a place of its own.
+    Strided(WeightMut<'a>, Strides<'a>),
 }
 
 /// Weights to be read and written. 16-bit elements are bit patterns.
@@ -47,6 +72,34 @@ pub enum WeightMut<'a> {
     Bf16(&'a mut [u16]),
     /// fp16 patterns.
     F16(&'a mut [u16]),
+}
+
+impl<'a> Segment<'a> {
+    /// Returns a segment of both.
+    pub fn new(gradient: impl Into<Gradient<'a>>, weight: impl Into<Weight<'a>>) -> Self {
+        Segment { gradient: gradient.into(), weight: weight.into() }
+    }
+}
+
+impl<'a> From<Input<'a>> for Gradient<'a> {
+    fn from(elements: Input<'a>) -> Self {
+        Gradient::Elements(elements)
+    }
+}
+
+impl<'a> From<WeightMut<'a>> for Weight<'a> {
+    fn from(elements: WeightMut<'a>) -> Self {
+        Weight::Elements(elements)
+    }
+}
+
+impl Weight<'_> {
+    /// Returns the elements, all of the storage if they are strided.
+    pub(crate) fn stored(&self) -> &WeightMut<'_> {
+        match self {
+            Weight::Elements(stored) | Weight::Strided(stored, _) => stored,
+        }
+    }
 }
 
 impl<'a> WeightMut<'a> {
@@ -89,6 +142,26 @@ impl<'a> WeightMut<'a> {
             WeightMut::F16(raw) => Output::F16(raw),
         }
     }
+
+    /// Returns a part of the weights.
+    pub(crate) fn part(&mut self, range: Range<usize>) -> WeightMut<'_> {
+        match self {
+            WeightMut::F32(raw) => WeightMut::F32(&mut raw[range]),
+            WeightMut::Bf16(raw) => WeightMut::Bf16(&mut raw[range]),
+            WeightMut::F16(raw) => WeightMut::F16(&mut raw[range]),
+        }
+    }
+
+    /// Returns the addresses that the weights take.
+    pub(crate) fn addresses(&self) -> Range<usize> {
+        let range = match self {
+            WeightMut::F32(raw) => (raw.as_ptr() as usize, size_of_val(*raw)),
+            WeightMut::Bf16(raw) | WeightMut::F16(raw) => {
+                (raw.as_ptr() as usize, size_of_val(*raw))
+            }
+        };
+        range.0..range.0 + range.1
+    }
 }
 
 /// Parameters whose gradients and weights are plain slices: the simplest [`StepIo`].
@@ -126,20 +199,21 @@ impl StepIo for Slices<'_> {
     /// A range outside the slices gives an empty segment, which the step refuses by name.
     fn segment(&mut self, param: usize, range: Range<u64>) -> Segment<'_> {
         let range = range.start as usize..range.end as usize;
-        match self.params.get_mut(param) {
-            Some((weights, Some(gradient))) => Segment {
-                gradient: match gradient {
-                    Input::F32(raw) => Input::F32(raw.get(range.clone()).unwrap_or_default()),
-                    Input::Bf16(raw) => Input::Bf16(raw.get(range.clone()).unwrap_or_default()),
-                    Input::F16(raw) => Input::F16(raw.get(range.clone()).unwrap_or_default()),
-                },
-                weight: match weights {
-                    WeightMut::F32(raw) => WeightMut::F32(raw.get_mut(range).unwrap_or_default()),
-                    WeightMut::Bf16(raw) => WeightMut::Bf16(raw.get_mut(range).unwrap_or_default()),
-                    WeightMut::F16(raw) => WeightMut::F16(raw.get_mut(range).unwrap_or_default()),
-                },
-            },
-            _ => Segment { gradient: Input::F32(&[]), weight: WeightMut::F32(&mut []) },
-        }
+        let Some((weights, gradient)) = self.params.get_mut(param) else {
+            return Segment::new(Gradient::None, WeightMut::F32(&mut []));
+        };
+        let gradient = gradient.as_ref().map_or(Gradient::None, |gradient| {
+            Gradient::Elements(match gradient {
+                Input::F32(raw) => Input::F32(raw.get(range.clone()).unwrap_or_default()),
+                Input::Bf16(raw) => Input::Bf16(raw.get(range.clone()).unwrap_or_default()),
+                Input::F16(raw) => Input::F16(raw.get(range.clone()).unwrap_or_default()),
+            })
+        });
+        let weight = match weights {
+            WeightMut::F32(raw) => WeightMut::F32(raw.get_mut(range).unwrap_or_default()),
+            WeightMut::Bf16(raw) => WeightMut::Bf16(raw.get_mut(range).unwrap_or_default()),
+            WeightMut::F16(raw) => WeightMut::F16(raw.get_mut(range).unwrap_or_default()),
+        };
+        Segment::new(gradient, weight)
     }
 }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::error::{Error, Result};
-use crate::param::Param;
+use crate::precision::{Form, Plane};
 
 /// Elements of a block: cuts inside a parameter fall on its block edges, so that whatever is summed
 /// per block (the gradient norm) is the same for every subgroup size.
@@ -19,8 +19,21 @@ pub struct Run {
     pub param: usize,
     /// Its elements, in row-major order.
     pub range: Range<u64>,
-    /// Where the run starts in the subgroup's planes, in elements.
+    /// The section of the subgroup whose planes hold its state.
+    pub section: usize,
+    /// Where the run starts in the section's planes, in elements.
     pub start: u64,
+}
+
+/// Neighbouring runs of one form, whose planes lie together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Section {
+    /// What is stored.
+    pub form: Form,
+    /// How many elements it has.
+    pub elems: u64,
+    /// Where its first plane starts in the chunk, in bytes.
+    pub at: u64,
 }
 
 /// One subgroup: runs in the order of the parameters.
@@ -28,17 +41,57 @@ pub struct Run {
 pub struct Subgroup {
     /// The runs; together they are all of its elements.
     pub runs: Vec<Run>,
+    /// The sections, in the order of the runs.
+    pub sections: Vec<Section>,
     /// How many elements it has.
     pub elems: u64,
+    /// The bytes of its chunk.
+    pub bytes: u64,
 }
 
-/// Cuts the parameters into subgroups of at most `target` elements (a multiple of
-/// [`BLOCK_ELEMS`]), whole blocks first; empty parameters belong to none.
+impl Subgroup {
+    fn push(&mut self, param: usize, range: Range<u64>, form: Form) {
+        let elems = range.end - range.start;
+        let start = match self.sections.last_mut() {
+            Some(section) if section.form == form => {
+                section.elems += elems;
+                section.elems - elems
+            }
+            _ => {
+                self.sections.push(Section { form, elems, at: 0 });
+                0
+            }
+        };
+        self.runs.push(Run { param, range, section: self.sections.len() - 1, start });
+        self.elems += elems;
+    }
+
+    /// Lays the sections one after the other.
+    fn seal(&mut self) {
+        for section in &mut self.sections {
+            section.at = self.bytes;
+            self.bytes += section.form.bytes(section.elems);
+        }
+    }
+
+    /// Returns the planes of a run that are stored and the byte range of each in the chunk.
+    pub(crate) fn planes(&self, run: &Run) -> impl Iterator<Item = (Plane, Range<usize>)> {
+        let Section { form, elems, at } = self.sections[run.section];
+        let (start, len) = (run.start as usize, (run.range.end - run.range.start) as usize);
+        form.ranges(at, elems).map(move |(plane, range)| {
+            let width = plane.bytes() as usize;
+            let from = range.start + start * width;
+            (plane, from..from + len * width)
+        })
+    }
+}
+
+/// Cuts parameters, given by their number of elements and form, into subgroups of at most `target`
+/// elements (a multiple of [`BLOCK_ELEMS`]), whole blocks first; empty parameters belong to none.
 ///
 /// # Errors
-/// [`Error::NoParameters`] when all are empty, [`Error::Config`] when a size overflows or `target`
-/// is out of range.
-pub fn cut(params: &[Param], target: u64) -> Result<Vec<Subgroup>> {
+/// [`Error::Config`] when `target` is out of range.
+pub fn cut(params: &[(u64, Form)], target: u64) -> Result<Vec<Subgroup>> {
     let (least, most) = SUBGROUP_ELEMS;
     if !(least..=most).contains(&target) || !target.is_multiple_of(BLOCK_ELEMS) {
         return Err(Error::Config {
@@ -46,35 +99,23 @@ pub fn cut(params: &[Param], target: u64) -> Result<Vec<Subgroup>> {
             why: format!("use a multiple of {BLOCK_ELEMS} from 64Ki to 64Mi"),
         });
     }
-    let mut groups = vec![Subgroup::default()];
-    for (index, param) in params.iter().enumerate() {
-        let elems = param.elements().ok_or_else(|| Error::Config {
-            what: format!("parameter {}", param.name),
-            why: format!("its shape {:?} has more elements than can be counted", param.shape),
-        })?;
+    let (mut groups, mut group) = (Vec::new(), Subgroup::default());
+    for (param, &(elems, form)) in params.iter().enumerate() {
         let mut at = 0;
         while at < elems {
-            let group = last(&mut groups);
             let take = room_for(target - group.elems, elems - at);
             if take == 0 {
-                groups.push(Subgroup::default());
+                groups.push(std::mem::take(&mut group));
                 continue;
             }
-            group.runs.push(Run { param: index, range: at..at + take, start: group.elems });
-            group.elems += take;
+            group.push(param, at..at + take, form);
             at += take;
         }
     }
+    groups.push(group);
     groups.retain(|group| group.elems > 0);
-    if groups.is_empty() { Err(Error::NoParameters) } else { Ok(groups) }
-}
-
-fn last(groups: &mut Vec<Subgroup>) -> &mut Subgroup {
-    if groups.is_empty() {
-        groups.push(Subgroup::default());
-    }
-    let index = groups.len() - 1;
-    &mut groups[index]
+    groups.iter_mut().for_each(Subgroup::seal);
+    Ok(groups)
 }
 
 /// Returns how much of a parameter's `left` elements goes into `room`: all, or whole blocks.
@@ -85,43 +126,48 @@ fn room_for(room: u64, left: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::precision::StatePrecision;
     use proptest::prelude::*;
-    use tensortier_storage::dtype::DType;
 
-    fn params(sizes: &[u64]) -> Vec<Param> {
-        let one = |(i, n): (usize, &u64)| Param::new(format!("p{i}"), [*n], DType::F32);
-        sizes.iter().enumerate().map(one).collect()
+    const FORMS: [Form; 3] = [
+        Form { precision: StatePrecision::Fp32, amsgrad: false },
+        Form { precision: StatePrecision::SplitMaster, amsgrad: false },
+        Form { precision: StatePrecision::Weights, amsgrad: true },
+    ];
+
+    fn params(sizes: &[(u64, usize)]) -> Vec<(u64, Form)> {
+        sizes.iter().map(|(n, form)| (*n, FORMS[*form])).collect()
     }
 
     proptest! {
         #[test]
         fn every_element_is_in_exactly_one_run(
-            sizes in prop::collection::vec(prop_oneof![0u64..300, 65_000u64..66_000, 0u64..500_000], 1..20),
+            sizes in prop::collection::vec(
+                (prop_oneof![0u64..300, 65_000u64..66_000, 0u64..500_000], 0usize..3),
+                1..20,
+            ),
             blocks in 1u64..9,
         ) {
-            let params = params(&sizes);
             let target = blocks * BLOCK_ELEMS;
-            let groups = match cut(&params, target) {
-                Ok(groups) => groups,
-                Err(Error::NoParameters) => {
-                    prop_assert!(sizes.iter().all(|n| *n == 0));
-                    return Ok(());
-                }
-                Err(error) => return Err(TestCaseError::fail(error.to_string())),
-            };
+            let groups = cut(&params(&sizes), target).unwrap();
             let mut next = vec![0; sizes.len()];
             for group in &groups {
                 prop_assert!(group.elems > 0 && group.elems <= target);
-                let mut start = 0;
+                let mut bytes: Vec<Range<usize>> = Vec::new();
                 for run in &group.runs {
-                    prop_assert_eq!(run.start, start);
+                    prop_assert_eq!(group.sections[run.section].form, FORMS[sizes[run.param].1]);
                     prop_assert_eq!(run.range.start, next[run.param]);
                     prop_assert_eq!(run.range.start % BLOCK_ELEMS, 0);
-                    start += run.range.end - run.range.start;
                     next[run.param] = run.range.end;
+                    bytes.extend(group.planes(run).map(|(_, range)| range));
                 }
-                prop_assert_eq!(start, group.elems);
+                bytes.sort_by_key(|range| range.start);
+                prop_assert!(bytes.windows(2).all(|pair| pair[0].end <= pair[1].start));
+                prop_assert!(bytes.last().is_some_and(|last| last.end as u64 <= group.bytes));
+                let elems: u64 = group.sections.iter().map(|section| section.elems).sum();
+                prop_assert_eq!(elems, group.elems);
             }
+            let sizes: Vec<u64> = sizes.iter().map(|(n, _)| *n).collect();
             prop_assert_eq!(next, sizes);
             // Nothing but a block edge keeps a subgroup from being full.
             let full = groups.windows(2).all(|pair| pair[0].elems + BLOCK_ELEMS > target);
@@ -130,11 +176,18 @@ mod tests {
     }
 
     #[test]
-    fn odd_targets_and_overflowing_shapes_are_refused() {
-        assert!(cut(&params(&[5]), 1000).is_err());
-        assert!(cut(&params(&[5]), 128 << 20).is_err());
-        let huge = Param::new("huge", [u64::MAX, 2], DType::F32);
-        assert!(cut(&[huge], BLOCK_ELEMS).unwrap_err().to_string().contains("huge"));
-        assert!(matches!(cut(&params(&[0, 0]), BLOCK_ELEMS), Err(Error::NoParameters)));
+    fn neighbours_of_one_form_share_their_planes() {
+        let groups = cut(&params(&[(10, 0), (20, 0), (5, 2), (7, 0)]), BLOCK_ELEMS).unwrap();
+        let sections: Vec<_> = groups[0].sections.iter().map(|s| (s.elems, s.at)).collect();
+        assert_eq!(sections, [(30, 0), (5, 384), (7, 576)]);
+        assert_eq!(groups[0].bytes, 576 + 3 * 64);
+        assert_eq!((groups[0].runs[1].section, groups[0].runs[1].start), (0, 10));
+    }
+
+    #[test]
+    fn odd_targets_are_refused_and_nothing_gives_nothing() {
+        assert!(cut(&params(&[(5, 0)]), 1000).is_err());
+        assert!(cut(&params(&[(5, 0)]), 128 << 20).is_err());
+        assert!(cut(&params(&[(0, 0), (0, 1)]), BLOCK_ELEMS).unwrap().is_empty());
     }
 }

@@ -1,10 +1,12 @@
-//! The threads that update one run together: it is cut into equal parts, one kernel call each. The
+//! The threads that work on one run together: it is cut into equal parts, one kernel call each. The
 //! bits do not depend on the cut.
 
+use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::error::{Error, Result};
-use crate::kernel::{self, Input, Isa, KernelError, Output, Planes, Scalars};
+use crate::kernel::{Isa, KernelError, Scalars};
+use crate::subgroup::BLOCK_ELEMS;
 
 /// A part below this many elements is not worth a thread's wake-up (about as long as the update).
 const LEAST_PART_ELEMS: usize = 32 << 10;
@@ -22,11 +24,14 @@ pub(crate) struct Team {
     isa: Isa,
 }
 
-/// One part of a run, on its way to a thread.
-struct Part<'a> {
-    planes: Planes<'a>,
-    grad: Input<'a>,
-    out: Output<'a>,
+/// One kernel call, or several next to each other.
+pub(crate) trait Job: Sized + Send {
+    /// Returns how many elements it updates.
+    fn len(&self) -> usize;
+    /// Cuts it in two; `at` is below its length.
+    fn split_at(self, at: usize) -> (Self, Self);
+    /// Does it.
+    fn run(self, isa: Isa, k: &Scalars) -> Result<(), KernelError>;
 }
 
 /// Refuses a number of threads that no machine has use for, before any is started: starting tens of
@@ -71,75 +76,50 @@ impl Team {
         self.isa
     }
 
-    /// Updates one run; see [`kernel::update`].
-    pub(crate) fn update(
-        &self,
-        k: &Scalars,
-        planes: Planes<'_>,
-        grad: Input<'_>,
-        out: Output<'_>,
-    ) -> Result<(), KernelError> {
-        let elems = planes.p.len();
+    /// Does a job in parts.
+    pub(crate) fn update(&self, k: &Scalars, job: impl Job) -> Result<(), KernelError> {
+        let elems = job.len();
         let parts = (elems / LEAST_PART_ELEMS).clamp(1, self.threads());
-        if parts == 1 || grad.len() != elems {
-            return kernel::update(self.isa, k, planes, grad, out);
+        if parts == 1 {
+            return job.run(self.isa, k);
         }
         let each = elems.div_ceil(parts).next_multiple_of(PART_ALIGN_ELEMS);
         let mut results = vec![Ok(()); elems.div_ceil(each)];
-        let mut rest = Part { planes, grad, out };
+        let isa = self.isa;
         self.pool.scope(|scope| {
+            let mut rest = Some(job);
             for result in &mut results {
-                let (part, tail) = rest.split_at(each);
-                rest = tail;
-                let isa = self.isa;
-                scope.spawn(move |_| {
-                    *result = kernel::update(isa, k, part.planes, part.grad, part.out);
-                });
+                let part = match rest.take() {
+                    Some(job) if job.len() > each => {
+                        let (part, tail) = job.split_at(each);
+                        rest = Some(tail);
+                        part
+                    }
+                    Some(job) => job,
+                    None => break,
+                };
+                scope.spawn(move |_| *result = part.run(isa, k));
             }
         });
         results.into_iter().collect()
     }
-}
 
-impl<'a> Part<'a> {
-    fn split_at(self, at: usize) -> (Part<'a>, Part<'a>) {
-        let Planes { p, m, v, vmax } = self.planes;
-        let (p, p_rest) = cut(p, at);
-        let (m, m_rest) = cut(m, at);
-        let (v, v_rest) = cut(v, at);
-        let (vmax, vmax_rest) = vmax.map(|vmax| cut(vmax, at)).unzip();
-        let (grad, grad_rest) = match self.grad {
-            Input::Bf16(raw) => (Input::Bf16(head(raw, at)), Input::Bf16(tail(raw, at))),
-            Input::F16(raw) => (Input::F16(head(raw, at)), Input::F16(tail(raw, at))),
-            Input::F32(raw) => (Input::F32(head(raw, at)), Input::F32(tail(raw, at))),
+    /// Fills `out`, one value for each block of `elems` elements, by `of`, which is given the
+    /// block's elements as a range.
+    pub(crate) fn each_block<T: Send>(
+        &self,
+        elems: usize,
+        out: &mut [T],
+        of: impl Fn(std::ops::Range<usize>) -> T + Sync,
+    ) {
+        let block = BLOCK_ELEMS as usize;
+        let one = |(index, out): (usize, &mut T)| {
+            *out = of(index * block..((index + 1) * block).min(elems));
         };
-        let (out, out_rest) = match self.out {
-            Output::None => (Output::None, Output::None),
-            Output::Bf16(raw) => both(cut(raw, at), Output::Bf16),
-            Output::F16(raw) => both(cut(raw, at), Output::F16),
-            Output::F32(raw) => both(cut(raw, at), Output::F32),
-        };
-        let rest = Planes { p: p_rest, m: m_rest, v: v_rest, vmax: vmax_rest };
-        (
-            Part { planes: Planes { p, m, v, vmax }, grad, out },
-            Part { planes: rest, grad: grad_rest, out: out_rest },
-        )
+        if out.len() <= 1 {
+            out.iter_mut().enumerate().for_each(one);
+        } else {
+            self.pool.install(|| out.par_iter_mut().enumerate().for_each(one));
+        }
     }
-}
-
-fn cut<T>(slice: &mut [T], at: usize) -> (&mut [T], &mut [T]) {
-    let at = at.min(slice.len());
-    slice.split_at_mut(at)
-}
-
-fn head<T>(slice: &[T], at: usize) -> &[T] {
-    &slice[..at.min(slice.len())]
-}
-
-fn tail<T>(slice: &[T], at: usize) -> &[T] {
-    &slice[at.min(slice.len())..]
-}
-
-fn both<T, U>((left, right): (T, T), make: impl Fn(T) -> U) -> (U, U) {
-    (make(left), make(right))
 }

@@ -1,30 +1,40 @@
 //! Updating one leased subgroup: the caller's gradients and weights, run by run, and the planes that
 //! lie in the chunk.
 
+use std::ops::Range;
 use std::time::Instant;
 
 use bytemuck::cast_slice_mut;
+use tensortier_storage::store::WriteLease;
 
-use crate::error::{Error, Result};
-use crate::kernel::{self, Output, Planes, Scalars};
-use crate::optimizer::Optimizer;
-use crate::precision::{Plane, plane_range};
+use crate::error::Result;
+use crate::gathered::Gathered;
+use crate::job::{Rounded, Split, WithMaster};
+use crate::kernel::{
+    self, HalfWeights, Input, Output, Planes, Scalars, SplitPlanes, Stochastic, WeightPlanes,
+};
+use crate::optimizer::{Optimizer, Progress};
+use crate::options::Rounding;
+use crate::precision::Plane;
 use crate::report::Times;
-use crate::step_io::{Segment, StepIo, WeightMut};
-use crate::subgroup::Run;
+use crate::step_io::{Gradient, Segment, StepIo, Weight, WeightMut};
+use crate::subgroup::{BLOCK_ELEMS, Run, Subgroup};
 
-/// The planes of one run in its chunk; which there are depends on the state precision.
+/// How much of a strided run is gathered at a time, in elements: whole blocks that stay in a cache.
+const TILE_ELEMS: u64 = BLOCK_ELEMS;
+
+/// The planes of a run, or of a part of it; which there are depends on its form.
 #[derive(Default)]
 struct StoredPlanes<'a> {
     p: Option<&'a mut [f32]>,
-    m: Option<&'a mut [f32]>,
-    v: Option<&'a mut [f32]>,
+    lo: Option<&'a mut [u16]>,
+    m: &'a mut [f32],
+    v: &'a mut [f32],
     vmax: Option<&'a mut [f32]>,
 }
 
 impl Optimizer {
-    /// Updates the runs of a subgroup that have a gradient. If one fails, those before it are
-    /// remembered, so that they are not updated twice when the step is taken up again.
+    /// Leases a subgroup and updates its runs that have a gradient.
     pub(crate) fn update_subgroup(
         &mut self,
         index: usize,
@@ -32,20 +42,36 @@ impl Optimizer {
         io: &mut dyn StepIo,
         times: &mut Times,
     ) -> Result<()> {
+        if index < self.plan.resident {
+            // Taken out meanwhile: nobody else looks at it before it is put back.
+            let mut leases = std::mem::take(&mut self.resident);
+            let outcome = self.update_leased(index, &mut leases[index], scalars, io, times);
+            self.resident = leases;
+            return outcome;
+        }
         let mut lease = self.store.lease_write(&self.objects[index], 0).wait()?;
         times.writes += lease.waits().memory;
         times.reads += lease.waits().arrival;
+        self.update_leased(index, &mut lease, scalars, io, times)
+    }
+
+    /// Updates the runs of a leased subgroup. If one fails, those before it are remembered, so that
+    /// they are not updated twice when the step is taken up again.
+    fn update_leased(
+        &mut self,
+        index: usize,
+        lease: &mut WriteLease,
+        scalars: &[Option<Scalars>],
+        io: &mut dyn StepIo,
+        times: &mut Times,
+    ) -> Result<()> {
         let begin = Instant::now();
         let partial = self.unfinished.as_mut().and_then(|unfinished| unfinished.partial.take());
         let first = partial.filter(|(group, _)| *group == index).map_or(0, |(_, runs)| runs);
-        let group = &self.plan.subgroups[index];
+        let runs = self.plan.subgroups[index].runs.len();
         let mut outcome = Ok(());
-        for (number, run) in group.runs.iter().enumerate().skip(first) {
-            let Some(scalars) = &scalars[run.param] else { continue };
-            let segment = io.segment(run.param, run.range.clone());
-            outcome = self
-                .check(run, &segment)
-                .and_then(|()| self.update_run(&mut lease, group.elems, run, scalars, segment));
+        for number in first..runs {
+            outcome = self.update_run((index, number), lease, scalars, io);
             if outcome.is_err() {
                 if let Some(unfinished) = &mut self.unfinished {
                     unfinished.partial = Some((index, number));
@@ -57,73 +83,186 @@ impl Optimizer {
         outcome
     }
 
-    /// Refuses a segment that does not fit its run.
-    pub(crate) fn check(&self, run: &Run, segment: &Segment<'_>) -> Result<()> {
-        let param = &self.plan.params[run.param];
-        let elems = (run.range.end - run.range.start) as usize;
-        let refuse = |why: String| Err(Error::Parameter { param: param.name.clone(), why });
-        let (gradient, weight) = (segment.gradient.len(), segment.weight.len());
-        if gradient != elems {
-            return refuse(format!("elements {:?} got a gradient of {gradient}", run.range));
-        }
-        if weight != elems {
-            return refuse(format!("elements {:?} got weights of {weight}", run.range));
-        }
-        if segment.weight.dtype() != param.weight_dtype {
-            let (given, declared) = (segment.weight.dtype(), param.weight_dtype);
-            return refuse(format!("got {given} weights, declared as {declared}"));
+    /// Updates one run of a leased subgroup, if its parameter takes part in the step.
+    fn update_run(
+        &mut self,
+        (index, number): (usize, usize),
+        chunk: &mut [u8],
+        scalars: &[Option<Scalars>],
+        io: &mut dyn StepIo,
+    ) -> Result<()> {
+        let group = &self.plan.subgroups[index];
+        let run = &group.runs[number];
+        let Some(scalars) = &scalars[run.param] else { return Ok(()) };
+        let segment = io.segment(run.param, run.range.clone());
+        self.check(run, &segment)?;
+        let mut stored = StoredPlanes::of(chunk, group, run);
+        let first = (run.range.start / BLOCK_ELEMS) as usize;
+        let mut hashes = std::mem::take(&mut self.progress[run.param].hashes);
+        let own = hashes.get_mut(first..).unwrap_or_default();
+        let outcome = match segment {
+            Segment {
+                gradient: Gradient::Elements(gradient),
+                weight: Weight::Elements(weight),
+            } => self.update_tile(run, run.range.clone(), scalars, stored, (gradient, weight), own),
+            segment => self.update_strided(run, scalars, &mut stored, segment, own),
+        };
+        self.progress[run.param].hashes = hashes;
+        outcome
+    }
+
+    /// Updates a run of which gradient or weights are strided, a tile at a time.
+    fn update_strided(
+        &self,
+        run: &Run,
+        scalars: &Scalars,
+        stored: &mut StoredPlanes<'_>,
+        segment: Segment<'_>,
+        hashes: &mut [u64],
+    ) -> Result<()> {
+        let Segment { gradient, mut weight } = segment;
+        let (mut gradients, mut weights) = (Gathered::default(), Gathered::default());
+        for start in run.range.clone().step_by(TILE_ELEMS as usize) {
+            let tile = start..(start + TILE_ELEMS).min(run.range.end);
+            let at = (tile.start - run.range.start) as usize;
+            let within = at..at + (tile.end - tile.start) as usize;
+            let own = hashes.get_mut(at / BLOCK_ELEMS as usize..).unwrap_or_default();
+            let planes = stored.part(within.clone());
+            let gradient = match gradient {
+                Gradient::Elements(raw) => raw.part(within.clone()),
+                Gradient::Strided(raw, strides) => gradients.gradient(raw, &strides, tile.clone()),
+                Gradient::None => return Ok(()),
+            };
+            match &mut weight {
+                Weight::Elements(raw) => {
+                    let weight = raw.part(within);
+                    self.update_tile(run, tile, scalars, planes, (gradient, weight), own)?;
+                }
+                Weight::Strided(raw, strides) => {
+                    let weight = weights.weight(raw, strides, tile.clone());
+                    self.update_tile(run, tile.clone(), scalars, planes, (gradient, weight), own)?;
+                    weights.put_back(raw, strides, tile);
+                }
+            }
         }
         Ok(())
     }
 
-    /// Updates one run of a leased subgroup. A master plane starts from the caller's weights when
-    /// its parameter is updated for the first time.
-    fn update_run(
+    /// Updates contiguous elements `range` of a parameter. A master starts from the caller's weights
+    /// when its parameter is updated for the first time.
+    fn update_tile(
         &self,
-        chunk: &mut [u8],
-        group_elems: u64,
         run: &Run,
+        range: Range<u64>,
         scalars: &Scalars,
-        segment: Segment<'_>,
+        stored: StoredPlanes<'_>,
+        (gradient, weight): (Input<'_>, WeightMut<'_>),
+        hashes: &mut [u64],
     ) -> Result<()> {
-        let planes = self.plan.precision.planes(self.plan.options.hyper.amsgrad);
-        let StoredPlanes { mut p, m, v, vmax } = StoredPlanes::of(chunk, planes, group_elems, run);
-        let Segment { gradient, weight } = segment;
-        if let (0, Some(p)) = (self.counts[run.param], &mut p) {
-            kernel::widen(weight.as_input(), p)?;
+        let fresh = self.progress[run.param].fresh;
+        match (stored, weight) {
+            (StoredPlanes { p: Some(p), m, v, vmax, .. }, weight) => {
+                if fresh {
+                    kernel::widen(weight.as_input(), p)?;
+                }
+                let planes = Planes { p, m, v, vmax };
+                let out = weight.into_output();
+                self.team.update(scalars, WithMaster { planes, gradient, out })?;
+            }
+            (StoredPlanes { lo: Some(lo), m, v, vmax, .. }, WeightMut::Bf16(hi)) => {
+                if fresh {
+                    lo.fill(0);
+                    kernel::split::unmark(v);
+                }
+                let planes = SplitPlanes { lo, m, v, vmax, hi: &mut *hi };
+                self.team.update(scalars, Split { planes, gradient })?;
+                let blocks = hi.len().div_ceil(BLOCK_ELEMS as usize);
+                self.hash_elements(hi, &mut hashes[..blocks]);
+            }
+            (StoredPlanes { m, v, vmax, .. }, WeightMut::F32(p)) => {
+                let planes = Planes { p, m, v, vmax };
+                self.team.update(scalars, WithMaster { planes, gradient, out: Output::None })?;
+            }
+            (stored, WeightMut::Bf16(raw)) => {
+                self.update_rounded(
+                    run,
+                    range,
+                    scalars,
+                    stored,
+                    (gradient, HalfWeights::Bf16(raw)),
+                )?;
+            }
+            (stored, WeightMut::F16(raw)) => {
+                self.update_rounded(
+                    run,
+                    range,
+                    scalars,
+                    stored,
+                    (gradient, HalfWeights::F16(raw)),
+                )?;
+            }
         }
-        // Without a stored master the fp32 weights are it: the plan allows nothing else.
-        let (p, out) = match (p, weight) {
-            (Some(p), weight) => (p, weight.into_output()),
-            (None, WeightMut::F32(weight)) => (weight, Output::None),
-            (None, WeightMut::Bf16(_) | WeightMut::F16(_)) => return Ok(()),
-        };
-        if let (Some(m), Some(v)) = (m, v) {
-            self.team.update(scalars, Planes { p, m, v, vmax }, gradient, out)?;
+        Ok(())
+    }
+
+    /// Updates weights that are rounded stochastically, a stretch of neighbours in the whole tensor
+    /// at a time: the chance of an element follows from where it lies there.
+    fn update_rounded(
+        &self,
+        run: &Run,
+        range: Range<u64>,
+        scalars: &Scalars,
+        mut stored: StoredPlanes<'_>,
+        (gradient, mut weights): (Input<'_>, HalfWeights<'_>),
+    ) -> Result<()> {
+        let Rounding::Stochastic { seed } = self.plan.options.rounding else { return Ok(()) };
+        let Progress { updates, identity, .. } = self.progress[run.param];
+        let key = Stochastic::key(seed, updates + 1, identity);
+        for stretch in self.plan.params[run.param].stretches(range.clone()) {
+            let start = (stretch.local - range.start) as usize;
+            let within = start..start + stretch.elems as usize;
+            let part = stored.part(within.clone());
+            let weights = match &mut weights {
+                HalfWeights::Bf16(raw) => HalfWeights::Bf16(&mut raw[within.clone()]),
+                HalfWeights::F16(raw) => HalfWeights::F16(&mut raw[within.clone()]),
+            };
+            let planes = WeightPlanes { weights, m: part.m, v: part.v, vmax: part.vmax };
+            let chance = Stochastic { key, first: stretch.global };
+            let gradient = gradient.part(within);
+            self.team.update(scalars, Rounded { planes, gradient, chance })?;
         }
         Ok(())
     }
 }
 
 impl<'a> StoredPlanes<'a> {
-    /// Lays the stored planes over a chunk and takes the part of each that belongs to `run`.
-    fn of(chunk: &'a mut [u8], planes: &[Plane], group_elems: u64, run: &Run) -> Self {
-        let range = run.start as usize..(run.start + run.range.end - run.range.start) as usize;
+    /// Takes the planes of `run` out of its subgroup's chunk.
+    fn of(chunk: &'a mut [u8], group: &Subgroup, run: &Run) -> Self {
         let mut stored = StoredPlanes::default();
         let (mut rest, mut at) = (chunk, 0);
-        for (number, plane) in planes.iter().enumerate() {
-            let bytes = plane_range(number, group_elems);
+        for (plane, bytes) in group.planes(run) {
             let (head, tail) = rest.split_at_mut(bytes.end - at);
-            let values: &mut [f32] = cast_slice_mut(&mut head[bytes.start - at..]);
-            let slot = match plane {
-                Plane::P => &mut stored.p,
-                Plane::M => &mut stored.m,
-                Plane::V => &mut stored.v,
-                Plane::VMax => &mut stored.vmax,
-            };
-            *slot = Some(&mut values[range.clone()]);
+            let raw = &mut head[bytes.start - at..];
+            match plane {
+                Plane::Lo => stored.lo = Some(cast_slice_mut(raw)),
+                Plane::P => stored.p = Some(cast_slice_mut(raw)),
+                Plane::M => stored.m = cast_slice_mut(raw),
+                Plane::V => stored.v = cast_slice_mut(raw),
+                Plane::VMax => stored.vmax = Some(cast_slice_mut(raw)),
+            }
             (rest, at) = (tail, bytes.end);
         }
         stored
+    }
+
+    /// Returns a part of each plane, in elements.
+    fn part(&mut self, range: Range<usize>) -> StoredPlanes<'_> {
+        StoredPlanes {
+            p: self.p.as_deref_mut().map(|plane| &mut plane[range.clone()]),
+            lo: self.lo.as_deref_mut().map(|plane| &mut plane[range.clone()]),
+            m: &mut self.m[range.clone()],
+            v: &mut self.v[range.clone()],
+            vmax: self.vmax.as_deref_mut().map(|plane| &mut plane[range]),
+        }
     }
 }

@@ -4,7 +4,7 @@
 #[path = "common/values.rs"]
 mod values;
 
-use tensortier_optimizer::kernel::norm::{BLOCK, block_sum, norm_of};
+use tensortier_optimizer::kernel::norm::{BLOCK, block_sum, sum_of};
 use tensortier_optimizer::kernel::round::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 use tensortier_optimizer::kernel::{Accumulator, Input, Isa, KernelError, accumulate, store};
 use values::{Random, canonical};
@@ -32,6 +32,10 @@ fn block_by_strides(values: &[f32]) -> f64 {
 fn finite(random: &mut Random, n: usize) -> Vec<f32> {
     let values = random.plane(n).into_iter();
     values.map(|x| if x.is_finite() { x } else { 1.5e-42 }).collect()
+}
+
+fn norm_of(sums: &[f64]) -> f64 {
+    sum_of(sums).sqrt()
 }
 
 #[test]

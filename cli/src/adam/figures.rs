@@ -49,8 +49,8 @@ pub(super) fn plan(
         gradients_dtype: String::from(name(dtype(args.grads))),
         seed: args.seed,
         steps: args.steps,
-        state: plan.precision.to_string(),
-        state_bytes_per_parameter: plan.precision.bytes_per_param(plan.options.hyper.amsgrad),
+        state: state(plan),
+        state_bytes_per_parameter: state_bytes_per_parameter(plan),
         state_bytes: plan.state_bytes(),
         subgroup_parameters: plan.subgroup_elems,
         subgroups: n,
@@ -68,6 +68,25 @@ pub(super) fn plan(
         paths: path_plans(plan, paths, explanation),
         warnings,
     }
+}
+
+/// Returns the state precision of all parameters, or that they have several.
+fn state(plan: &Plan) -> String {
+    let mut forms = plan.forms.iter().map(|form| form.precision);
+    let first = forms.next();
+    match first {
+        Some(first) if forms.all(|precision| precision == first) => first.to_string(),
+        _ => String::from("mixed"),
+    }
+}
+
+/// Returns the bytes per parameter, their mean if there are several precisions.
+fn state_bytes_per_parameter(plan: &Plan) -> u64 {
+    let sizes = plan.params.iter().map(|param| param.elements().unwrap_or(0));
+    let (bytes, elems) = sizes.zip(&plan.forms).fold((0, 0), |(bytes, all), (elems, form)| {
+        (bytes + elems * form.bytes_per_element(), all + elems)
+    });
+    bytes.div_ceil(elems.max(1))
 }
 
 fn source_text(how: &str, untrained: &[String]) -> String {

@@ -222,6 +222,12 @@ impl Model {
         }
     }
 
+    /// Returns weights `range` of a parameter.
+    pub(super) fn weights(&self, param: usize, range: Range<u64>) -> Input<'_> {
+        let range = range.start as usize..range.end as usize;
+        input(self.params[param].weight_dtype, &self.weights[param], range)
+    }
+
     /// Returns a parameter's weights as bytes.
     pub(super) fn weight_bytes(&self, param: usize) -> &[u8] {
         self.weights[param].as_slice()
@@ -253,7 +259,7 @@ impl StepIo for Model {
             DType::F16 => WeightMut::F16(&mut weights.as_mut_slice()[range]),
             _ => WeightMut::Bf16(&mut weights.as_mut_slice()[range]),
         };
-        Segment { gradient, weight }
+        Segment::new(gradient, weight)
     }
 
     fn subgroup_done(&mut self, done: u64, of: u64) -> ControlFlow<()> {

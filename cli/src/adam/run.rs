@@ -121,11 +121,12 @@ fn stop_on_signals() -> Result<Arc<AtomicBool>, Failure> {
 
 fn options(args: &AdamArgs) -> Options {
     Options {
-        hyper: hyper(args),
+        groups: vec![hyper(args)],
         precision: match args.state {
             StateArg::Auto => None,
             StateArg::Weights => Some(StatePrecision::Weights),
             StateArg::Fp32 => Some(StatePrecision::Fp32),
+            StateArg::Split => Some(StatePrecision::SplitMaster),
         },
         subgroup_elems: match args.subgroup {
             Subgroup::Auto => None,
@@ -134,12 +135,14 @@ fn options(args: &AdamArgs) -> Options {
         order: match args.order {
             OrderArg::Alternate => Order::Alternate,
             OrderArg::Ascending => Order::Ascending,
+            OrderArg::Descending => Order::Descending,
         },
         eviction: match args.evict {
             EvictArg::Schedule => Eviction::Schedule,
             EvictArg::Lru => Eviction::Lru,
         },
         threads: args.threads.map(|threads| threads as usize),
+        ..Options::default()
     }
 }
 

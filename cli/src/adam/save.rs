@@ -35,7 +35,7 @@ pub(super) fn create(path: &Path, description: &Description) -> Result<TensorFil
             let spec = |p: &tensortier::optimizer::Param| TensorSpec {
                 name: p.name.clone(),
                 dtype: p.weight_dtype,
-                shape: p.shape.clone(),
+                shape: p.global_shape.clone(),
             };
             let specs: Vec<_> = description.params.iter().map(spec).collect();
             (specs, BTreeMap::from([(String::from("format"), String::from("pt"))]))

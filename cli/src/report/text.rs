@@ -31,6 +31,8 @@ pub(crate) fn plan_text(plan: &Plan) -> String {
             "{} ({} B per parameter): {} in n = {} subgroups of at most {} parameters",
             match plan.state.as_str() {
                 "weights" => "the weights are the master",
+                "split" => "the weights are half of the master",
+                "mixed" => "several precisions, mean",
                 _ => "fp32 master beside the weights",
             },
             plan.state_bytes_per_parameter,

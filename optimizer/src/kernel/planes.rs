@@ -1,5 +1,7 @@
 //! The memory that one update reads and writes, as callers hand it over and as the loops take it.
 
+use std::ops::Range;
+
 use super::master::Master;
 
 /// The state planes of one contiguous run of one parameter; all of one length.
@@ -96,7 +98,17 @@ pub enum Output<'a> {
 }
 
 impl<'a> Input<'a> {
-    pub(super) fn split_at(self, mid: usize) -> (Input<'a>, Input<'a>) {
+    /// Returns a part of it; `range` is within its length.
+    pub(crate) fn part(self, range: Range<usize>) -> Input<'a> {
+        match self {
+            Input::Bf16(raw) => Input::Bf16(&raw[range]),
+            Input::F16(raw) => Input::F16(&raw[range]),
+            Input::F32(raw) => Input::F32(&raw[range]),
+        }
+    }
+
+    /// Cuts it in two; `mid` is at most its length.
+    pub(crate) fn split_at(self, mid: usize) -> (Input<'a>, Input<'a>) {
         match self {
             Input::Bf16(raw) => {
                 let (before, after) = raw.split_at(mid);

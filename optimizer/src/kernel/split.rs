@@ -96,6 +96,11 @@ pub fn unmark_all(v: &[f32], plain: &mut [f32]) -> Result<(), KernelError> {
     Ok(())
 }
 
+/// Takes the marks off second moments: their masters start anew.
+pub(crate) fn unmark(v: &mut [f32]) {
+    v.iter_mut().for_each(|v| *v = unmarked(*v));
+}
+
 #[inline(always)]
 const fn marked(v: f32, up: bool) -> f32 {
     f32::from_bits(v.to_bits() & !SIGN | (up as u32) << 31)

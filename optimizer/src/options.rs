@@ -1,0 +1,72 @@
+//! The settings of an optimizer, fixed when it is made but for the hyper-parameters.
+
+use crate::hyper::Hyper;
+use crate::order::{Eviction, Order};
+use crate::precision::StatePrecision;
+
+/// The settings of an optimizer. The default is AdamW as torch has it, and everything else chosen.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Options {
+    /// What its objects in the store and its checkpoints are called; two optimizers on one store
+    /// need two names.
+    pub name: String,
+    /// Hyper-parameters of each group; [`crate::Param::group`] is an index into it.
+    pub groups: Vec<Hyper>,
+    /// State precision; `None` takes fp32 weights as their own master, and keeps an fp32 master
+    /// beside 16-bit weights unless they are rounded stochastically.
+    pub precision: Option<StatePrecision>,
+    /// How updated weights become 16-bit ones.
+    pub rounding: Rounding,
+    /// Elements of a subgroup, a multiple of 65,536; `None` chooses.
+    pub subgroup_elems: Option<u64>,
+    /// Directions of the steps.
+    pub order: Order,
+    /// What leaves memory.
+    pub eviction: Eviction,
+    /// The part of the subgroups, from the first on, that never leaves memory, in [0, 1].
+    pub resident: f64,
+    /// How many subgroups are read ahead of the one that is updated; `None` takes what memory and
+    /// paths allow.
+    pub read_ahead: Option<u32>,
+    /// Threads of the kernels; `None` takes what the machine has.
+    pub threads: Option<usize>,
+}
+
+/// How updated weights become 16-bit ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub enum Rounding {
+    /// To the nearest, ties to even.
+    #[default]
+    Nearest,
+    /// Up or down by chance, so that the mean is exact: 16-bit weights then need no master. The same
+    /// seed gives the same bits, however the model is cut.
+    Stochastic {
+        /// What the chance follows from.
+        seed: u64,
+    },
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            name: String::from("optimizer"),
+            groups: vec![Hyper::default()],
+            precision: None,
+            rounding: Rounding::Nearest,
+            subgroup_elems: None,
+            order: Order::default(),
+            eviction: Eviction::default(),
+            resident: 0.0,
+            read_ahead: None,
+            threads: None,
+        }
+    }
+}
+
+impl From<Hyper> for Options {
+    /// Returns the default settings with one group of these hyper-parameters.
+    fn from(hyper: Hyper) -> Self {
+        Options { groups: vec![hyper], ..Options::default() }
+    }
+}
