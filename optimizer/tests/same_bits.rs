@@ -187,11 +187,11 @@ proptest! {
             });
             if infinite {
                 let param = Some(params[params.len() - 1].name.clone());
-                prop_assert_eq!(report.outcome, Outcome::Skipped { param });
+                prop_assert_eq!(&report.outcome, &Outcome::Skipped { param });
                 prop_assert_eq!(&model.weights, &before);
                 continue;
             }
-            prop_assert_eq!(report.outcome, Outcome::Applied);
+            prop_assert_eq!(&report.outcome, &Outcome::Applied);
             applied += 1;
             reference.step(&hypers, report.gradient_factor, &gradients);
             check_factor(&options, &gradients, report.gradient_factor);
