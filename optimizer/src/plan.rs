@@ -99,6 +99,11 @@ impl Plan {
         self.subgroups[..self.resident].iter().map(|group| granules_up(group.bytes)).sum()
     }
 
+    /// Returns the memory for what stays from step to step beside the residents, in bytes.
+    pub fn capacity(&self) -> u64 {
+        self.host_bytes.saturating_sub(self.resident_memory() + self.reserve_bytes)
+    }
+
     /// Returns how many parameters there are, in elements.
     pub fn elements(&self) -> u64 {
         self.subgroups.iter().map(|group| group.elems).sum()
@@ -119,7 +124,7 @@ impl Plan {
         let resident =
             Kept { subgroups: self.resident as u64, bytes: bytes[..self.resident].iter().sum() };
         let room = self.host_bytes.saturating_sub(self.resident_memory());
-        let capacity = room.saturating_sub(self.reserve_bytes);
+        let capacity = self.capacity();
         let moving = match (self.options.eviction, self.options.order) {
             (Eviction::Lru, _) if memory[self.resident..].iter().sum::<u64>() <= room => Kept {
                 subgroups: (bytes.len() - self.resident) as u64,

@@ -235,7 +235,8 @@ impl Optimizer {
         if self.plan.options.eviction == Eviction::Schedule {
             // Who is updated next time is not known yet; most likely the same as this time.
             let next = self.todo(self.steps + 2, active);
-            self.schedule.declare(&moving(todo), &moving(&next), self.plan.reserve_bytes)?;
+            let elsewhere = self.store.stats().host.budget.saturating_sub(self.plan.capacity());
+            self.schedule.declare(&moving(todo), &moving(&next), elsewhere)?;
         } else {
             for object in moving(todo).iter().take(self.read_ahead()) {
                 self.store.prefetch(object)?;
