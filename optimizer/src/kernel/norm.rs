@@ -101,12 +101,12 @@ pub(super) fn squares<I: Widen>(block: &[I::Raw], lanes: &mut [f64; LANES]) {
     for row in rows {
         for (sum, &raw) in sums.iter_mut().zip(row) {
             let x = f64::from(I::widen(raw));
-            *sum += x * x;
+            *sum = x.mul_add(x, *sum);
         }
     }
     for (sum, &raw) in sums.iter_mut().zip(rest) {
         let x = f64::from(I::widen(raw));
-        *sum += x * x;
+        *sum = x.mul_add(x, *sum);
     }
     *lanes = sums;
     add_pairwise(lanes);
