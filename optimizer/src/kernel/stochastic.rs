@@ -175,6 +175,12 @@ impl<O: Round> Master for Rounded<O> {
     }
 
     #[inline(always)]
+    fn after(self, n: usize) -> Self {
+        let first = self.noise.first.wrapping_add(n as u32);
+        Rounded { noise: Noise { first, ..self.noise }, ..self }
+    }
+
+    #[inline(always)]
     fn store(self, i: usize, p: f32) -> (u16, u16, u32) {
         (0, O::round(p, self.noise.at(i)), 0)
     }
@@ -186,19 +192,20 @@ mod tests {
 
     #[test]
     fn a_run_is_cut_where_the_counter_starts_anew() {
-        let parts = |first, n| Stochastic { key: 0, first }.parts(n).collect::<Vec<_>>();
+        let parts = |first, n| {
+            let parts = Stochastic { key: 0, first }.parts(n);
+            parts.map(|part| (part.start, part.end)).collect::<Vec<_>>()
+        };
         let round = 1 << BITS;
-        assert_eq!(parts(0, 5), [0..5]);
-        assert_eq!(parts(0, round), [0..round]);
-        assert_eq!(parts(0, round + 1), [0..round, round..round + 1]);
-        assert_eq!(parts(3, round), [0..round - 3, round - 3..round]);
-        assert_eq!(parts(COUNTER, 3), [0..1, 1..3]);
-        assert_eq!(parts((9 << BITS) + 7, 2), [0..2]);
-        let many = parts(u64::MAX - 4, 2 * round + 6);
-        assert_eq!(
-            many,
-            [0..5, 5..round + 5, round + 5..2 * round + 5, 2 * round + 5..2 * round + 6]
-        );
-        assert!(parts(7, 0).iter().all(|part| part.is_empty()));
+        assert_eq!(parts(0, 5), [(0, 5)]);
+        assert_eq!(parts(0, round), [(0, round)]);
+        assert_eq!(parts(0, round + 1), [(0, round), (round, round + 1)]);
+        assert_eq!(parts(3, round), [(0, round - 3), (round - 3, round)]);
+        assert_eq!(parts(COUNTER, 3), [(0, 1), (1, 3)]);
+        assert_eq!(parts((9 << BITS) + 7, 2), [(0, 2)]);
+        let (second, third) = (round + 5, 2 * round + 5);
+        let many = parts(u64::MAX - 4, third + 1);
+        assert_eq!(many, [(0, 5), (5, second), (second, third), (third, third + 1)]);
+        assert!(parts(7, 0).iter().all(|(start, end)| start == end));
     }
 }
