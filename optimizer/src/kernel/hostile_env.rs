@@ -2,7 +2,10 @@
 //! it back.
 
 use super::fpenv::{Control, DEFAULT, read, write};
-use super::{Input, Isa, Output, Planes, Scalars, update};
+use super::norm::{block_sum, sum_of};
+use super::{
+    Accumulator, Input, Isa, Output, Planes, Scalars, SplitPlanes, accumulate, update, update_split,
+};
 use crate::hyper::Hyper;
 
 /// Flush-to-zero, denormals-are-zero, and rounding toward zero besides.
@@ -36,6 +39,45 @@ fn a_kernel_ignores_the_callers_environment_and_restores_it() {
         let (expected, _) = update_under(DEFAULT, isa, &k);
         for control in HOSTILE {
             let (bits, after) = update_under(control, isa, &k);
+            assert_eq!(bits, expected, "{isa} under {control:#x}");
+            assert_eq!(after, control, "{isa} must restore the environment");
+        }
+    }
+}
+
+/// Bits that the other kernels leave, computed in environment `control`.
+fn others_under(control: Control, isa: Isa, k: &Scalars) -> (Vec<u64>, Control) {
+    let mut lo: Vec<u16> = (0..50_u16).map(|i| i * 1001).collect();
+    let mut hi: Vec<u16> = (0..50_u16).map(|i| i * 3).collect();
+    let mut m: Vec<f32> = (0..50_u32).map(|i| f32::from_bits(i * 0x0003_1111)).collect();
+    let mut v: Vec<f32> = (0..50_u32).map(|i| f32::from_bits(i * 0x0000_7777)).collect();
+    let mut sum: Vec<f32> = (0..50_u32).map(|i| f32::from_bits(i * 0x0002_2222)).collect();
+    let g: Vec<u16> = (0..50_u16).map(|i| i * 5).collect();
+    let grad = Input::Bf16(&g);
+    let before = read();
+    write(control);
+    let squares = block_sum(isa, grad);
+    let norm = sum_of(&[1.0, f64::EPSILON * 0.75, 0.1]);
+    let added = accumulate(isa, Accumulator::F32(&mut sum), grad);
+    let planes = SplitPlanes { lo: &mut lo, m: &mut m, v: &mut v, vmax: None, hi: &mut hi };
+    let updated = update_split(isa, k, planes, grad);
+    let after = read();
+    write(before);
+    assert_eq!((added, updated), (Ok(()), Ok(())));
+    let mut bits = vec![squares.map_or(0, f64::to_bits), norm.to_bits()];
+    bits.extend([sum, m, v].iter().flatten().map(|x| u64::from(x.to_bits())));
+    bits.extend(lo.iter().chain(&hi).copied().map(u64::from));
+    (bits, after)
+}
+
+#[test]
+fn the_other_kernels_ignore_it_too() {
+    let k = Scalars::at(&Hyper::default(), 3, 1.0);
+    for isa in Isa::available() {
+        let (expected, _) = others_under(DEFAULT, isa, &k);
+        assert_ne!(expected[0], 0, "squares of subnormals count");
+        for control in HOSTILE {
+            let (bits, after) = others_under(control, isa, &k);
             assert_eq!(bits, expected, "{isa} under {control:#x}");
             assert_eq!(after, control, "{isa} must restore the environment");
         }

@@ -23,6 +23,9 @@ pub(super) trait Master: Copy {
     /// The master weight, from its elements and the bits of `v`.
     fn load(own: Self::Own, weight: Self::Weight, v: u32) -> f32;
 
+    /// The same for the rest of a run after `n` elements.
+    fn after(self, n: usize) -> Self;
+
     /// The elements for the master weight `p` of the run's element `i`, and, if `MARKED`, the sign bit
     /// of `v` in its place.
     fn store(self, i: usize, p: f32) -> (Self::Own, Self::Weight, u32);
@@ -56,6 +59,11 @@ impl<O: Narrow> Master for Full<O> {
     #[inline(always)]
     fn load(own: f32, _weight: O::Raw, _v: u32) -> f32 {
         own
+    }
+
+    #[inline(always)]
+    fn after(self, _n: usize) -> Self {
+        self
     }
 
     #[inline(always)]

@@ -37,10 +37,10 @@ fn segment<I: Widen, W: Master, const AMSGRAD: bool>(
     body::segment::<I, W, AMSGRAD>(k, way, own, weight, m, v, vmax, grad);
 }
 
-/// Sums the squares of a block; the sum ends in the first lane.
+/// Adds the squares of a block to its lanes.
 #[inline(never)]
 pub(super) fn squares<I: Widen>(block: &[I::Raw], lanes: &mut [f64; 16]) {
-    norm::squares::<I>(block, lanes);
+    norm::add_squares::<I>(block, lanes);
 }
 
 /// Adds to, or starts, accumulators.

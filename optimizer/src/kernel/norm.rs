@@ -80,6 +80,7 @@ fn run<I: Widen>(isa: Isa, block: &[I::Raw]) -> Option<f64> {
         #[cfg(not(target_arch = "x86_64"))]
         Isa::Avx2 | Isa::Avx512 => false,
     };
+    add_pairwise(&mut lanes);
     ran.then(|| lanes[0])
 }
 
@@ -90,30 +91,31 @@ fn scalar<I: Widen>(block: &[I::Raw], lanes: &mut [f64; LANES]) {
         let x = f64::from(I::widen(raw));
         lanes[i % LANES] += x * x;
     }
-    add_pairwise(lanes);
 }
 
-/// The same, sixteen elements at a time: the loop that every instruction set compiles. The sum ends in
-/// the first lane.
+/// The same, sixteen elements at a time: the loop that every instruction set compiles.
 #[inline(always)]
-pub(super) fn squares<I: Widen>(block: &[I::Raw], lanes: &mut [f64; LANES]) {
-    let mut sums = [0.0_f64; LANES];
+pub(super) fn add_squares<I: Widen>(block: &[I::Raw], lanes: &mut [f64; LANES]) {
+    // In registers: memory behind a reference would be written each time.
+    let mut sums = *lanes;
     let (rows, rest) = block.as_chunks::<LANES>();
     for row in rows {
-        for (sum, &raw) in sums.iter_mut().zip(row) {
-            let x = f64::from(I::widen(raw));
-            *sum += x * x;
-        }
+        add_row::<I>(row, &mut sums);
     }
-    for (sum, &raw) in sums.iter_mut().zip(rest) {
-        let x = f64::from(I::widen(raw));
-        *sum += x * x;
-    }
+    add_row::<I>(rest, &mut sums);
     *lanes = sums;
-    add_pairwise(lanes);
 }
 
 #[inline(always)]
+fn add_row<I: Widen>(row: &[I::Raw], sums: &mut [f64; LANES]) {
+    for (sum, &raw) in sums.iter_mut().zip(row) {
+        let x = f64::from(I::widen(raw));
+        *sum = x.mul_add(x, *sum);
+    }
+}
+
+/// Adds the lanes pairwise; the sum ends in the first.
+#[inline(never)]
 fn add_pairwise(lanes: &mut [f64; LANES]) {
     for half in [8, 4, 2, 1] {
         for j in 0..half {

@@ -56,21 +56,6 @@ pub enum HalfWeights<'a> {
     F16(&'a mut [u16]),
 }
 
-impl HalfWeights<'_> {
-    pub(super) fn split_at_mut(self, mid: usize) -> (Self, Self) {
-        match self {
-            HalfWeights::Bf16(raw) => {
-                let (before, after) = raw.split_at_mut(mid);
-                (HalfWeights::Bf16(before), HalfWeights::Bf16(after))
-            }
-            HalfWeights::F16(raw) => {
-                let (before, after) = raw.split_at_mut(mid);
-                (HalfWeights::F16(before), HalfWeights::F16(after))
-            }
-        }
-    }
-}
-
 /// Elements to read: a gradient, or weights to start from. 16-bit elements are bit patterns.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
@@ -98,30 +83,17 @@ pub enum Output<'a> {
 }
 
 impl<'a> Input<'a> {
+    /// Cuts it in two; `mid` is at most its length.
+    pub(crate) fn split_at(self, mid: usize) -> (Input<'a>, Input<'a>) {
+        (self.part(0..mid), self.part(mid..self.len()))
+    }
+
     /// Returns a part of it; `range` is within its length.
     pub(crate) fn part(self, range: Range<usize>) -> Input<'a> {
         match self {
             Input::Bf16(raw) => Input::Bf16(&raw[range]),
             Input::F16(raw) => Input::F16(&raw[range]),
             Input::F32(raw) => Input::F32(&raw[range]),
-        }
-    }
-
-    /// Cuts it in two; `mid` is at most its length.
-    pub(crate) fn split_at(self, mid: usize) -> (Input<'a>, Input<'a>) {
-        match self {
-            Input::Bf16(raw) => {
-                let (before, after) = raw.split_at(mid);
-                (Input::Bf16(before), Input::Bf16(after))
-            }
-            Input::F16(raw) => {
-                let (before, after) = raw.split_at(mid);
-                (Input::F16(before), Input::F16(after))
-            }
-            Input::F32(raw) => {
-                let (before, after) = raw.split_at(mid);
-                (Input::F32(before), Input::F32(after))
-            }
         }
     }
 }

@@ -123,6 +123,11 @@ impl Master for Split {
     }
 
     #[inline(always)]
+    fn after(self, _n: usize) -> Self {
+        self
+    }
+
+    #[inline(always)]
     fn store(self, _i: usize, p: f32) -> (u16, u16, u32) {
         let (weight, lo, up) = split(p);
         (lo, weight, u32::from(up) << 31)

@@ -10,12 +10,14 @@
 //! `z ^= z >> 30; z *= 0xBF58476D1CE4E5B9; z ^= z >> 27; z *= 0x94D049BB133111EB; z ^= z >> 31`:
 //! ```text
 //! key   = mix(mix(mix(seed + G) + t + G) + parameter + G)           G = 0x9E3779B97F4A7C15
-//! inner = mix(key + (upper 32 bits of the index) * G)
-//! x     = (lower 32 bits of the index) ^ (lower 32 bits of inner)
-//! x    ^= x >> 16; x *= 0x21F0AAAD; x ^= (upper 32 bits of inner)
-//! x    ^= x >> 15; x *= 0x735A2D97; x ^= x >> 15                    (32-bit operations)
+//! inner = mix(key + (index >> 22) * G)                               (64-bit operations)
+//! x     = (index & 0x3FFFFF) + (lower half of inner)                 (32-bit operations)
+//! x    *= 0x21F0AAAD
+//! x    ^= (x >> 15) ^ (upper half of inner)
+//! x    *= 0x735A2D97
 //! ```
-//! `x` is uniform over 32 bits; `n` bits of noise are its upper `n`.
+//! Over all keys `x` is uniform, and `n` bits of noise are its upper `n`. Few operations are needed since
+//! only 22 bits of an index are hashed element by element.
 //!
 //! # The rounding
 //! Of a number's magnitude, in units of the last place that the 16-bit type has there, the fraction is
@@ -29,11 +31,16 @@
 //! * Infinity stays; every NaN becomes the pattern of [`round`](super::round).
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use super::master::Master;
 use super::round::{BF16_NAN, Bf16, F16, F16_NAN, Widen, is_nan};
 
 const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
+
+/// Bits of an index that the counter of the noise holds, and their mask.
+const BITS: u32 = 22;
+const COUNTER: u64 = (1 << BITS) - 1;
 
 /// What the noise of one run comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,14 +61,18 @@ impl Stochastic {
         mix(key.wrapping_add(parameter).wrapping_add(GOLDEN))
     }
 
-    /// Number of elements from the first to where the upper half of the index changes.
-    pub(super) const fn until_border(self) -> u64 {
-        (1 << 32) - (self.first & 0xFFFF_FFFF)
+    /// Cuts a run of `n` elements where the counter of its noise starts anew.
+    pub(super) fn parts(self, n: usize) -> impl Iterator<Item = Range<usize>> {
+        let until_border = COUNTER + 1 - (self.first & COUNTER);
+        let first = usize::try_from(until_border).unwrap_or(n).min(n);
+        let rest = (first..n).step_by(COUNTER as usize + 1);
+        let ends = rest.clone().chain([n]);
+        [0].into_iter().chain(rest).zip(ends).map(|(start, end)| start..end)
     }
 
     /// The rest of the run after `n` elements.
-    pub(super) const fn after(self, n: u64) -> Self {
-        Stochastic { first: self.first.wrapping_add(n), ..self }
+    pub(super) const fn after(self, n: usize) -> Self {
+        Stochastic { first: self.first.wrapping_add(n as u64), ..self }
     }
 }
 
@@ -71,28 +82,26 @@ const fn mix(z: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// The noise of a run within which the upper half of the index stays.
+/// The noise of a run within one round of the counter.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Noise {
-    outer: u32,
-    inner: u32,
+struct Noise {
     first: u32,
+    inner: u32,
 }
 
 impl Noise {
-    pub(super) const fn new(rounding: Stochastic) -> Self {
+    const fn new(rounding: Stochastic) -> Self {
         let Stochastic { key, first } = rounding;
-        let both = mix(key.wrapping_add((first >> 32).wrapping_mul(GOLDEN)));
-        Noise { outer: both as u32, inner: (both >> 32) as u32, first: first as u32 }
+        let both = mix(key.wrapping_add((first >> BITS).wrapping_mul(GOLDEN)));
+        let counter = (first & COUNTER) as u32;
+        Noise { first: counter.wrapping_add(both as u32), inner: (both >> 32) as u32 }
     }
 
     /// 32 bits of noise for the run's element `i`.
     #[inline(always)]
     const fn at(self, i: usize) -> u32 {
-        let x = self.first.wrapping_add(i as u32) ^ self.outer;
-        let x = (x ^ (x >> 16)).wrapping_mul(0x21F0_AAAD) ^ self.inner;
-        let x = (x ^ (x >> 15)).wrapping_mul(0x735A_2D97);
-        x ^ (x >> 15)
+        let x = self.first.wrapping_add(i as u32).wrapping_mul(0x21F0_AAAD);
+        (x ^ (x >> 15) ^ self.inner).wrapping_mul(0x735A_2D97)
     }
 }
 
@@ -147,8 +156,9 @@ pub(super) struct Rounded<O> {
 }
 
 impl<O> Rounded<O> {
-    pub(super) const fn new(noise: Noise) -> Self {
-        Rounded { noise, _type: PhantomData }
+    /// For a run within one of the [`parts`](Stochastic::parts).
+    pub(super) const fn new(rounding: Stochastic) -> Self {
+        Rounded { noise: Noise::new(rounding), _type: PhantomData }
     }
 }
 
@@ -165,7 +175,37 @@ impl<O: Round> Master for Rounded<O> {
     }
 
     #[inline(always)]
+    fn after(self, n: usize) -> Self {
+        let first = self.noise.first.wrapping_add(n as u32);
+        Rounded { noise: Noise { first, ..self.noise }, ..self }
+    }
+
+    #[inline(always)]
     fn store(self, i: usize, p: f32) -> (u16, u16, u32) {
         (0, O::round(p, self.noise.at(i)), 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_is_cut_where_the_counter_starts_anew() {
+        let parts = |first, n| {
+            let parts = Stochastic { key: 0, first }.parts(n);
+            parts.map(|part| (part.start, part.end)).collect::<Vec<_>>()
+        };
+        let round = 1 << BITS;
+        assert_eq!(parts(0, 5), [(0, 5)]);
+        assert_eq!(parts(0, round), [(0, round)]);
+        assert_eq!(parts(0, round + 1), [(0, round), (round, round + 1)]);
+        assert_eq!(parts(3, round), [(0, round - 3), (round - 3, round)]);
+        assert_eq!(parts(COUNTER, 3), [(0, 1), (1, 3)]);
+        assert_eq!(parts((9 << BITS) + 7, 2), [(0, 2)]);
+        let (second, third) = (round + 5, 2 * round + 5);
+        let many = parts(u64::MAX - 4, third + 1);
+        assert_eq!(many, [(0, 5), (5, second), (second, third), (third, third + 1)]);
+        assert!(parts(7, 0).iter().all(|(start, end)| start == end));
     }
 }

@@ -8,7 +8,7 @@ use super::neon;
 use super::planes::{HalfWeights, Input, Output, Planes, Slices, SplitPlanes, WeightPlanes};
 use super::round::{Absent, Bf16, F16, F32, Widen};
 use super::split::Split;
-use super::stochastic::{Noise, Rounded, Stochastic};
+use super::stochastic::{Round, Rounded, Stochastic};
 #[cfg(target_arch = "x86_64")]
 use super::x86;
 use super::{Isa, KernelError, Scalars, reference};
@@ -109,28 +109,39 @@ pub fn update_stochastic(
     let (HalfWeights::Bf16(raw) | HalfWeights::F16(raw)) = &weights;
     check("the weights", n, raw.len())?;
     let vmax = maximum(k, n, vmax)?;
-    // The noise of a run counts in 32 bits, so a run ends where the index's upper half changes.
-    let cut = n.min(usize::try_from(rounding.until_border()).unwrap_or(usize::MAX));
-    let (grad, grad_after) = grad.split_at(cut);
-    let (m, m_after) = m.split_at_mut(cut);
-    let (v, v_after) = v.split_at_mut(cut);
-    let (vmax, vmax_after) = vmax.split_at_mut(if k.amsgrad { cut } else { 0 });
-    let (weights, weights_after) = weights.split_at_mut(cut);
-    let (run, noise) = (Run { isa, k, grad }, Noise::new(rounding));
     match weights {
         HalfWeights::Bf16(weight) => {
-            run.of(Rounded::<Bf16>::new(noise), Slices { own: &mut [], weight, m, v, vmax })?;
+            let planes = Slices { own: &mut [], weight, m, v, vmax };
+            by_noise::<Bf16>(isa, k, planes, grad, rounding)
         }
         HalfWeights::F16(weight) => {
-            run.of(Rounded::<F16>::new(noise), Slices { own: &mut [], weight, m, v, vmax })?;
+            let planes = Slices { own: &mut [], weight, m, v, vmax };
+            by_noise::<F16>(isa, k, planes, grad, rounding)
         }
     }
-    if cut == n {
-        return Ok(());
+}
+
+/// Updates a run in the parts in which its noise counts.
+fn by_noise<O: Round>(
+    isa: Isa,
+    k: &Scalars,
+    planes: Slices<'_, Rounded<O>>,
+    grad: Input<'_>,
+    rounding: Stochastic,
+) -> Result<(), KernelError> {
+    let Slices { weight, m, v, vmax, .. } = planes;
+    for range in rounding.parts(m.len()) {
+        let part = Slices {
+            own: &mut [],
+            weight: &mut weight[range.clone()],
+            m: &mut m[range.clone()],
+            v: &mut v[range.clone()],
+            vmax: if k.amsgrad { &mut vmax[range.clone()] } else { &mut [] },
+        };
+        let way = Rounded::<O>::new(rounding.after(range.start));
+        Run { isa, k, grad: grad.part(range) }.of(way, part)?;
     }
-    let vmax = k.amsgrad.then_some(vmax_after);
-    let planes = WeightPlanes { weights: weights_after, m: m_after, v: v_after, vmax };
-    update_stochastic(isa, k, planes, grad_after, rounding.after(cut as u64))
+    Ok(())
 }
 
 /// Fills `master` with the values of `from`, exactly: the start of a master plane.

@@ -8,6 +8,9 @@
 //! Slices are arguments of their own, not fields of a struct: so the compiler knows that they do not
 //! overlap and needs no checks at run time.
 
+use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+use std::ops::Range;
+
 use super::accumulate::{Kind, Raw, add_all};
 use super::master::Master;
 use super::planes::Slices;
@@ -48,7 +51,7 @@ macro_rules! instruction_set {
             true
         }
 
-        /// Sums the squares of a block; the sum ends in the first lane.
+        /// Adds the squares of a block to its lanes.
         pub(super) fn $squares<I: Widen>(block: &[I::Raw], lanes: &mut [f64; 16]) -> bool {
             if !$has() {
                 return false;
@@ -72,7 +75,7 @@ macro_rules! instruction_set {
         }
 
         mod $inner {
-            use super::*;
+            use super::{Kind, Master, Raw, Scalars, Widen};
 
             #[inline(never)]
             #[target_feature(enable = $features)]
@@ -87,13 +90,13 @@ macro_rules! instruction_set {
                 vmax: &mut [f32],
                 grad: &[I::Raw],
             ) {
-                body::segment::<I, W, AMSGRAD>(k, way, own, weight, m, v, vmax, grad);
+                super::update::<I, W, AMSGRAD>(k, way, own, weight, m, v, vmax, grad);
             }
 
             #[inline(never)]
             #[target_feature(enable = $features)]
             pub(super) fn squares<I: Widen>(block: &[I::Raw], lanes: &mut [f64; 16]) {
-                norm::squares::<I>(block, lanes);
+                super::squares::<I>(block, lanes);
             }
 
             #[inline(never)]
@@ -102,7 +105,7 @@ macro_rules! instruction_set {
                 into: &mut [Raw<A>],
                 from: &[I::Raw],
             ) {
-                add_all::<A, I, ADD>(into, from);
+                super::accumulate::<A, I, ADD>(into, from);
             }
         }
     };
@@ -117,3 +120,75 @@ instruction_set!(
     accumulate_avx512,
     avx512
 );
+
+/// Elements that are worked on between two requests for memory: whole lanes, whole lines of every type.
+const CHUNK: usize = 512;
+/// The same for updates, which have more streams.
+const CHUNK_OF_UPDATE: usize = 128;
+/// Bytes that are requested ahead of those that are worked on.
+const AHEAD: usize = 4096;
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
+/// Requests the lines that lie `AHEAD` bytes after those of `chunk`, which a stream reaches next. The
+/// processor's own look-ahead ends with each page, and keeps less under way than memory can take.
+#[inline(always)]
+fn ahead<T>(chunk: &[T]) {
+    let first = chunk.as_ptr().cast::<i8>().wrapping_add(AHEAD);
+    for at in (0..size_of_val(chunk)).step_by(LINE) {
+        // SAFETY: a request is a hint; whatever the address, it neither faults nor changes a value.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(first.wrapping_add(at)) };
+    }
+}
+
+/// A part of an array; nothing of an absent one.
+#[inline(always)]
+fn part<T>(array: &mut [T], range: Range<usize>) -> &mut [T] {
+    array.get_mut(range).unwrap_or_default()
+}
+
+#[inline(always)]
+#[expect(clippy::too_many_arguments, reason = "see the head of the file")]
+fn update<I: Widen, W: Master, const AMSGRAD: bool>(
+    k: &Scalars,
+    way: W,
+    own: &mut [W::Own],
+    weight: &mut [W::Weight],
+    m: &mut [f32],
+    v: &mut [f32],
+    vmax: &mut [f32],
+    grad: &[I::Raw],
+) {
+    let n = m.len();
+    for start in (0..n).step_by(CHUNK_OF_UPDATE) {
+        let range = start..n.min(start + CHUNK_OF_UPDATE);
+        let (own, weight) = (part(own, range.clone()), part(weight, range.clone()));
+        let (m, v, vmax) =
+            (part(m, range.clone()), part(v, range.clone()), part(vmax, range.clone()));
+        let grad = grad.get(range).unwrap_or_default();
+        ahead(own);
+        ahead(weight);
+        ahead(m);
+        ahead(v);
+        ahead(vmax);
+        ahead(grad);
+        body::segment::<I, W, AMSGRAD>(k, way.after(start), own, weight, m, v, vmax, grad);
+    }
+}
+
+#[inline(always)]
+fn squares<I: Widen>(block: &[I::Raw], lanes: &mut [f64; 16]) {
+    for chunk in block.chunks(CHUNK) {
+        ahead(chunk);
+        norm::add_squares::<I>(chunk, lanes);
+    }
+}
+
+#[inline(always)]
+fn accumulate<A: Kind, I: Widen, const ADD: bool>(into: &mut [Raw<A>], from: &[I::Raw]) {
+    for (into, from) in into.chunks_mut(CHUNK).zip(from.chunks(CHUNK)) {
+        ahead(into);
+        ahead(from);
+        add_all::<A, I, ADD>(into, from);
+    }
+}
