@@ -59,6 +59,15 @@ impl Optimizer {
                 return refuse(format!("elements {:?} got a gradient of {got}", run.range));
             }
             Gradient::Elements(_) => {}
+            Gradient::Stored => {
+                if let Some(block) = self.gradients.params[run.param].missing() {
+                    let from = block as u64 * BLOCK_ELEMS;
+                    return refuse(format!(
+                        "its gradient from element {from} on was not handed over in every \
+                         micro-batch"
+                    ));
+                }
+            }
             Gradient::Strided(raw, strides) => {
                 if let Err(why) = strided(strides, raw.len()) {
                     return refuse(format!("its gradient has {why}"));

@@ -3,9 +3,11 @@
 //!
 //! Modules stand on floors; each uses only what stands before it: `kernel` < `hyper` <
 //! `{error, shard, strides, order, precision}` < `{param, options}` < `subgroup` < `team` < `plan` <
-//! `{step_io, step_options}` < `{gathered, job, report}` < `optimizer` < `{state, hand_over}` <
-//! `{norm, update}` < `{step, ready}`.
+//! `{step_io, step_options, accumulators}` < `{gathered, job, report}` < `optimizer` <
+//! `{state, accumulate, hand_over}` < `{norm, update}` < `{step, ready}`.
 
+mod accumulate;
+mod accumulators;
 pub mod error;
 mod gathered;
 mod hand_over;
@@ -34,7 +36,7 @@ mod update;
 pub use error::{Error, Result};
 pub use hyper::Hyper;
 pub use optimizer::Optimizer;
-pub use options::{Options, Rounding};
+pub use options::{Accumulation, GradientPlace, Options, Rounding};
 pub use order::{Eviction, Order};
 pub use param::Param;
 pub use plan::Plan;

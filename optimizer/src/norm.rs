@@ -10,7 +10,7 @@ use crate::kernel::norm::{block_sum, sum_of};
 use crate::optimizer::Optimizer;
 use crate::step_io::{Gradient, StepIo};
 use crate::step_options::{NonFinite, Norm, StepOptions};
-use crate::subgroup::BLOCK_ELEMS;
+use crate::subgroup::{BLOCK_ELEMS, Run};
 
 /// What follows from the gradients of a step.
 #[derive(Debug, Clone, PartialEq)]
@@ -81,19 +81,44 @@ impl Optimizer {
             let blocks = param.elements().unwrap_or(0).div_ceil(BLOCK_ELEMS) as usize;
             sums.resize(before + blocks, 0.0);
             let own = &mut sums[before..];
-            for (_, run) in self.runs_of(index) {
+            for (group, run) in self.runs_of(index) {
                 let piece = run.range.clone();
                 let first = (piece.start / BLOCK_ELEMS) as usize;
                 let count = (piece.end - piece.start).div_ceil(BLOCK_ELEMS) as usize;
                 let out = &mut own[first..first + count];
-                let gradient = io.segment(index, piece.clone()).gradient;
-                self.sum_piece(gradient, piece, out, &mut scratch)?;
+                match io.segment(index, piece.clone()).gradient {
+                    Gradient::Stored => self.sum_stored((group, index), run, out)?,
+                    gradient => self.sum_piece(gradient, piece, out, &mut scratch)?,
+                }
             }
             if not_finite.is_none() && own.iter().any(|sum| !sum.is_finite()) {
                 not_finite = Some(index);
             }
         }
         Ok((Norm::from(sum_of(&sums)), not_finite))
+    }
+
+    /// Sums what was handed over before of a run: most of it was summed then.
+    fn sum_stored(&self, (group, param): (usize, usize), run: &Run, out: &mut [f64]) -> Result<()> {
+        let first = (run.range.start / BLOCK_ELEMS) as usize;
+        let known = &self.gradients.params[param].sums[first..first + out.len()];
+        if known.iter().all(Option::is_some) {
+            for (out, known) in out.iter_mut().zip(known) {
+                *out = known.unwrap_or_default();
+            }
+            return Ok(());
+        }
+        let lease = match &self.gradients.objects[group] {
+            Some(object) => Some(self.store.lease_write(object, 0).wait()?),
+            None => None,
+        };
+        let stored = self.stored_gradient((group, run), lease.as_ref());
+        let summed =
+            self.sum_piece(stored.into(), run.range.clone(), out, &mut Gathered::default());
+        if let Some(lease) = lease {
+            lease.unchanged();
+        }
+        summed
     }
 
     fn sum_piece(
@@ -121,7 +146,7 @@ impl Optimizer {
                     *out = block_sum(isa, block)?;
                 }
             }
-            Gradient::None => {}
+            Gradient::None | Gradient::Stored => {}
         }
         Ok(())
     }

@@ -5,6 +5,7 @@ use tensortier_storage::dtype::DType;
 use tensortier_storage::store::{ObjectRef, Schedule, Store, WriteLease};
 use twox_hash::XxHash3_64;
 
+use crate::accumulators::Accumulators;
 use crate::error::{Error, Result};
 use crate::hyper::Hyper;
 use crate::kernel::Isa;
@@ -44,18 +45,31 @@ pub struct Optimizer {
     pub(crate) objects: Vec<ObjectRef>,
     /// The subgroups that never leave memory, from the first on.
     pub(crate) resident: Vec<WriteLease>,
+    /// Gradients that were handed over for the next step.
+    pub(crate) gradients: Accumulators,
     pub(crate) team: Team,
     /// Steps that were applied to the end.
     pub(crate) steps: u64,
     /// For each subgroup, the last step that was applied to it.
     pub(crate) stamps: Vec<u64>,
     pub(crate) progress: Vec<Progress>,
-    /// What was declared to the store and is not begun: subgroups in order, and who has a gradient.
-    pub(crate) announced: Option<(Vec<usize>, Vec<bool>)>,
+    /// What was declared to the store and is not begun.
+    pub(crate) announced: Option<Announced>,
     /// What is counted of a step that is announced or under way.
     pub(crate) begun: Option<Begun>,
     /// A step that has changed something and is not done.
     pub(crate) unfinished: Option<Unfinished>,
+}
+
+/// What was declared to the store for a step.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Announced {
+    /// Subgroups in their order.
+    pub(crate) todo: Vec<usize>,
+    /// Which parameters have a gradient.
+    pub(crate) active: Vec<bool>,
+    /// How many subgroups' gradients are objects of the store.
+    pub(crate) gradients: usize,
 }
 
 /// How far a parameter has come.
@@ -103,6 +117,8 @@ impl Optimizer {
             });
         }
         let team = Team::new(plan.options.threads)?;
+        let gradients =
+            Accumulators::new(plan.options.gradients, &plan.params, plan.subgroups.len())?;
         let mut objects = Vec::with_capacity(plan.subgroups.len());
         for (index, group) in plan.subgroups.iter().enumerate() {
             let key = format!("{}/subgroup/{index:06}", plan.options.name);
@@ -119,6 +135,7 @@ impl Optimizer {
             plan,
             objects,
             resident,
+            gradients,
             team,
             steps: 0,
             announced: None,

@@ -1,5 +1,7 @@
 //! The settings of an optimizer, fixed when it is made but for the hyper-parameters.
 
+use tensortier_storage::dtype::DType;
+
 use crate::hyper::Hyper;
 use crate::order::{Eviction, Order};
 use crate::precision::StatePrecision;
@@ -28,8 +30,36 @@ pub struct Options {
     /// How many subgroups are read ahead of the one that is updated; `None` takes what memory and
     /// paths allow.
     pub read_ahead: Option<u32>,
+    /// How gradients are kept that are handed over before the step.
+    pub gradients: Accumulation,
     /// Threads of the kernels; `None` takes what the machine has.
     pub threads: Option<usize>,
+}
+
+/// How gradients are kept that are handed over before the step ([`crate::Optimizer::accumulate`]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Accumulation {
+    /// The type they are summed in over micro-batches: `BF16`, `F16` or `F32`. In the gradients' own
+    /// 16-bit type sums are those of torch, and lose precision beyond a few micro-batches.
+    pub dtype: DType,
+    /// Where they are kept.
+    pub place: GradientPlace,
+}
+
+/// Where gradients are kept until their step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum GradientPlace {
+    /// In memory of their own, taken when the first come: it is no part of the store's budget.
+    #[default]
+    Memory,
+    /// As objects of the store, in what of its budget the plan leaves, and on the paths beyond that.
+    Store,
+}
+
+impl Default for Accumulation {
+    fn default() -> Self {
+        Accumulation { dtype: DType::BF16, place: GradientPlace::Memory }
+    }
 }
 
 /// How updated weights become 16-bit ones.
@@ -59,6 +89,7 @@ impl Default for Options {
             eviction: Eviction::default(),
             resident: 0.0,
             read_ahead: None,
+            gradients: Accumulation::default(),
             threads: None,
         }
     }

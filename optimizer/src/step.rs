@@ -4,10 +4,12 @@
 use std::collections::HashMap;
 use std::time::Instant;
 
+use tensortier_storage::store::ObjectRef;
+
 use crate::error::{Error, Result};
 use crate::kernel::Scalars;
 use crate::norm::Verdict;
-use crate::optimizer::{Optimizer, Unfinished};
+use crate::optimizer::{Announced, Optimizer, Unfinished};
 use crate::order::Eviction;
 use crate::report::{Begun, Outcome, StepReport, Times, Updated};
 use crate::step_io::StepIo;
@@ -201,6 +203,7 @@ impl Optimizer {
         }
         let judged = (Outcome::Applied, norm, factor);
         let after = self.store.stats();
+        self.forget_gradients()?;
         Ok(StepReport::new(self.steps, judged, updated, (&begun, &after)))
     }
 
@@ -216,6 +219,7 @@ impl Optimizer {
         let counts = (&begun, &begun.before);
         let report = StepReport::new(self.steps + 1, judged, Updated::default(), counts);
         self.begun = Some(Begun { times: Times::default(), ..begun });
+        self.forget_gradients()?;
         Ok(report)
     }
 
@@ -223,26 +227,32 @@ impl Optimizer {
     /// declared and not yet begun is not declared again: what was read ahead for it would look like
     /// what an earlier step left, and be planned for.
     fn announce(&mut self, todo: &[usize], active: &[bool]) -> Result<()> {
-        if let Some((known, of)) = &self.announced
-            && (&known[..], &of[..]) == (todo, active)
-        {
+        let gradients = self.gradients.objects.iter().flatten().count();
+        let announced = Announced { todo: todo.to_vec(), active: active.to_vec(), gradients };
+        if self.announced.as_ref() == Some(&announced) {
             return Ok(());
         }
-        let moving = |indices: &[usize]| -> Vec<_> {
-            let moving = indices.iter().filter(|index| **index >= self.plan.resident);
-            moving.map(|index| self.objects[*index].clone()).collect()
+        let moving = |index: &&usize| **index >= self.plan.resident;
+        let states = |indices: &[usize]| -> Vec<ObjectRef> {
+            indices.iter().filter(moving).map(|index| self.objects[*index].clone()).collect()
+        };
+        let this = || {
+            todo.iter().flat_map(|index| {
+                let state = Some(index).filter(moving).map(|index| &self.objects[*index]);
+                self.gradients.objects[*index].iter().chain(state).cloned()
+            })
         };
         if self.plan.options.eviction == Eviction::Schedule {
             // Who is updated next time is not known yet; most likely the same as this time.
             let next = self.todo(self.steps + 2, active);
             let elsewhere = self.store.stats().host.budget.saturating_sub(self.plan.capacity());
-            self.schedule.declare(&moving(todo), &moving(&next), elsewhere)?;
+            self.schedule.declare(&this().collect::<Vec<_>>(), &states(&next), elsewhere)?;
         } else {
-            for object in moving(todo).iter().take(self.read_ahead()) {
-                self.store.prefetch(object)?;
+            for object in this().take(self.read_ahead()) {
+                self.store.prefetch(&object)?;
             }
         }
-        self.announced = Some((todo.to_vec(), active.to_vec()));
+        self.announced = Some(announced);
         Ok(())
     }
 
@@ -253,10 +263,12 @@ impl Optimizer {
     fn prefetch_next(&self, todo: &[usize], position: usize) {
         if self.plan.options.eviction == Eviction::Lru
             && let Some(index) = todo.get(position + self.read_ahead())
-            && *index >= self.plan.resident
         {
-            // Why a hint failed is said by the lease that follows it.
-            let _ = self.store.prefetch(&self.objects[*index]);
+            let state = Some(&self.objects[*index]).filter(|_| *index >= self.plan.resident);
+            for object in self.gradients.objects[*index].iter().chain(state) {
+                // Why a hint failed is said by the lease that follows it.
+                let _ = self.store.prefetch(object);
+            }
         }
     }
 

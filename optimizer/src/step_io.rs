@@ -45,6 +45,8 @@ pub struct Segment<'a> {
 pub enum Gradient<'a> {
     /// There is none.
     None,
+    /// It was handed over before, by [`crate::Optimizer::accumulate`].
+    Stored,
     /// The run's elements in order.
     Elements(Input<'a>),
     /// The storage of the whole part, and where the elements lie in it. Places may be shared, as in

@@ -122,4 +122,23 @@ impl Team {
             self.pool.install(|| out.par_iter_mut().enumerate().for_each(one));
         }
     }
+
+    /// Calls `each` for each block of `data`, with its number, and the value of `out` that belongs to
+    /// it.
+    pub(crate) fn each_block_mut<A: Send, T: Send>(
+        &self,
+        data: &mut [A],
+        out: &mut [T],
+        each: impl Fn(usize, &mut [A], &mut T) + Sync,
+    ) {
+        let block = BLOCK_ELEMS as usize;
+        if out.len() <= 1 {
+            let blocks = data.chunks_mut(block).zip(out).enumerate();
+            return blocks.for_each(|(index, (data, out))| each(index, data, out));
+        }
+        self.pool.install(|| {
+            let blocks = data.par_chunks_mut(block).zip(out).enumerate();
+            blocks.for_each(|(index, (data, out))| each(index, data, out));
+        });
+    }
 }

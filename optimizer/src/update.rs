@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::time::Instant;
 
 use bytemuck::cast_slice_mut;
-use tensortier_storage::store::WriteLease;
+use tensortier_storage::store::{ObjectRef, WriteLease};
 
 use crate::error::Result;
 use crate::gathered::Gathered;
@@ -15,7 +15,7 @@ use crate::kernel::{
 };
 use crate::optimizer::{Optimizer, Progress};
 use crate::options::Rounding;
-use crate::precision::Plane;
+use crate::precision::{Plane, StatePrecision};
 use crate::report::Times;
 use crate::step_io::{Gradient, Segment, StepIo, Weight, WeightMut};
 use crate::subgroup::{BLOCK_ELEMS, Run, Subgroup};
@@ -42,17 +42,36 @@ impl Optimizer {
         io: &mut dyn StepIo,
         times: &mut Times,
     ) -> Result<()> {
+        let gradients = match self.gradients.objects[index].clone() {
+            Some(object) => Some((self.lease(&object, times)?, object)),
+            None => None,
+        };
+        let stored = gradients.as_ref().map(|(lease, _)| lease);
         if index < self.plan.resident {
             // Taken out meanwhile: nobody else looks at it before it is put back.
             let mut leases = std::mem::take(&mut self.resident);
-            let outcome = self.update_leased(index, &mut leases[index], scalars, io, times);
+            let outcome =
+                self.update_leased(index, (&mut leases[index], stored), scalars, io, times);
             self.resident = leases;
-            return outcome;
+            outcome?;
+        } else {
+            let mut lease = self.lease(&self.objects[index].clone(), times)?;
+            self.update_leased(index, (&mut lease, stored), scalars, io, times)?;
         }
-        let mut lease = self.store.lease_write(&self.objects[index], 0).wait()?;
+        if let Some((_lease, object)) = gradients {
+            self.gradients.objects[index] = None;
+            // Before its lease ends, so that it is never written. A store that fails here fails the
+            // next lease too, which says so.
+            let _ = self.store.delete(&object);
+        }
+        Ok(())
+    }
+
+    fn lease(&self, object: &ObjectRef, times: &mut Times) -> Result<WriteLease> {
+        let lease = self.store.lease_write(object, 0).wait()?;
         times.writes += lease.waits().memory;
         times.reads += lease.waits().arrival;
-        self.update_leased(index, &mut lease, scalars, io, times)
+        Ok(lease)
     }
 
     /// Updates the runs of a leased subgroup. If one fails, those before it are remembered, so that
@@ -60,7 +79,7 @@ impl Optimizer {
     fn update_leased(
         &mut self,
         index: usize,
-        lease: &mut WriteLease,
+        (lease, gradients): (&mut WriteLease, Option<&WriteLease>),
         scalars: &[Option<Scalars>],
         io: &mut dyn StepIo,
         times: &mut Times,
@@ -71,7 +90,7 @@ impl Optimizer {
         let runs = self.plan.subgroups[index].runs.len();
         let mut outcome = Ok(());
         for number in first..runs {
-            outcome = self.update_run((index, number), lease, scalars, io);
+            outcome = self.update_run((index, number), (lease, gradients), scalars, io);
             if outcome.is_err() {
                 if let Some(unfinished) = &mut self.unfinished {
                     unfinished.partial = Some((index, number));
@@ -87,28 +106,37 @@ impl Optimizer {
     fn update_run(
         &mut self,
         (index, number): (usize, usize),
-        chunk: &mut [u8],
+        (chunk, gradients): (&mut [u8], Option<&WriteLease>),
         scalars: &[Option<Scalars>],
         io: &mut dyn StepIo,
     ) -> Result<()> {
         let group = &self.plan.subgroups[index];
         let run = &group.runs[number];
         let Some(scalars) = &scalars[run.param] else { return Ok(()) };
-        let segment = io.segment(run.param, run.range.clone());
+        let mut segment = io.segment(run.param, run.range.clone());
         self.check(run, &segment)?;
+        if let Gradient::Stored = segment.gradient {
+            segment.gradient = self.stored_gradient((index, run), gradients).into();
+        }
         let mut stored = StoredPlanes::of(chunk, group, run);
-        let first = (run.range.start / BLOCK_ELEMS) as usize;
-        let mut hashes = std::mem::take(&mut self.progress[run.param].hashes);
-        let own = hashes.get_mut(first..).unwrap_or_default();
-        let outcome = match segment {
+        let (param, first) = (run.param, (run.range.start / BLOCK_ELEMS) as usize);
+        let mut hashes = Vec::new();
+        if self.plan.forms[param].precision == StatePrecision::SplitMaster {
+            hashes.resize((run.range.end - run.range.start).div_ceil(BLOCK_ELEMS) as usize, 0);
+        }
+        match segment {
             Segment {
                 gradient: Gradient::Elements(gradient),
                 weight: Weight::Elements(weight),
-            } => self.update_tile(run, run.range.clone(), scalars, stored, (gradient, weight), own),
-            segment => self.update_strided(run, scalars, &mut stored, segment, own),
-        };
-        self.progress[run.param].hashes = hashes;
-        outcome
+            } => {
+                let (whole, both) = (run.range.clone(), (gradient, weight));
+                self.update_tile(run, whole, scalars, stored, both, &mut hashes)?;
+            }
+            segment => self.update_strided(run, scalars, &mut stored, segment, &mut hashes)?,
+        }
+        let known = &mut self.progress[param].hashes;
+        known.iter_mut().skip(first).zip(hashes).for_each(|(known, hash)| *known = hash);
+        Ok(())
     }
 
     /// Updates a run of which gradient or weights are strided, a tile at a time.
@@ -131,7 +159,7 @@ impl Optimizer {
             let gradient = match gradient {
                 Gradient::Elements(raw) => raw.part(within.clone()),
                 Gradient::Strided(raw, strides) => gradients.gradient(raw, &strides, tile.clone()),
-                Gradient::None => return Ok(()),
+                Gradient::None | Gradient::Stored => return Ok(()),
             };
             match &mut weight {
                 Weight::Elements(raw) => {
