@@ -130,7 +130,10 @@ impl Optimizer {
         Ok(Optimizer {
             stamps: vec![0; plan.subgroups.len()],
             progress: plan.params.iter().zip(&plan.forms).map(Progress::new).collect(),
-            schedule: store.schedule(),
+            schedule: match plan.options.read_ahead {
+                Some(subgroups) => store.schedule().with_read_ahead(subgroups),
+                None => store.schedule(),
+            },
             store,
             plan,
             objects,

@@ -144,6 +144,11 @@ impl Schedule {
         }
     }
 
+    /// Returns one past the furthest access made so far.
+    pub fn cursor(&self) -> u32 {
+        self.cursor
+    }
+
     /// Returns whether the access at `position` was made or skipped.
     pub fn is_past(&self, chunk: ChunkId, position: u32) -> bool {
         let made = |uses: &Uses| uses.positions[..uses.past].contains(&position);

@@ -203,6 +203,26 @@ fn a_chunk_that_leases_overtook_is_not_read_ahead_again() {
 }
 
 #[test]
+fn no_more_is_read_ahead_than_a_schedule_is_told() {
+    let store = builder(8, &paths(&[Mischief::default()])).open().unwrap();
+    let objects: Vec<_> = (0..8).map(|i| one_chunk(&store, &format!("chunk {i}"), 1)).collect();
+    pass(&store, &objects, &up_or_down(8, false), 0);
+    (0..8).for_each(|i| store.evict(&format!("chunk {i}")).unwrap());
+    let schedule = store.schedule().with_read_ahead(2);
+    schedule.declare(&objects, &objects, GRANULE).unwrap();
+    let loads = || {
+        store.barrier().unwrap();
+        store.stats().counters.loads
+    };
+    // The first, and two ahead of it; with each that ends one more.
+    common::eventually("three were read", || loads() == 3);
+    drop(soon(store.lease_write(&objects[0], 0)).unwrap());
+    common::eventually("a fourth was read", || loads() == 4);
+    let _leased = soon(store.lease_write(&objects[1], 0)).unwrap();
+    assert_eq!(loads(), 4);
+}
+
+#[test]
 fn memory_for_stored_bytes_costs_no_chunk_that_the_schedule_keeps() {
     // "kept" stays; "a" and "b" share a reserve of 12 granules. While "a" is written, compressed into
     // what is left of it, "b" is wanted: it must wait for "a", not take the place of "kept".

@@ -13,19 +13,20 @@ use super::state::Mover;
 impl Mover {
     /// Puts a schedule in force. If it is the only one, what is in memory and survives to its next
     /// use stays and what does not leaves; `reserve` bytes of the budget are left to what is on its
-    /// way in and out.
+    /// way in and out. At most `read_ahead` accesses are read ahead of the one that is made.
     pub(super) fn declare(
         &mut self,
         id: ScheduleId,
         this: Vec<ChunkRef>,
         next: &[ChunkRef],
-        reserve: u64,
+        (reserve, read_ahead): (u64, Option<u32>),
     ) {
         self.end_schedule(id);
         let capacity = self.handle.shared.arena.usage().for_frames();
         let declared = Declared::new(this, next, (capacity, reserve), |id| {
             self.resident.get(&id).is_some_and(|chunk| chunk.cell.lock().residency.stays())
         });
+        let declared = declared.reading_ahead(read_ahead);
         let surplus = declared.surplus();
         self.schedules.set(id, declared);
         self.handle.shared.scheduled.store(true, Ordering::Relaxed);

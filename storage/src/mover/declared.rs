@@ -23,6 +23,8 @@ pub(super) struct Declared {
     ahead: VecDeque<Ahead>,
     /// Memory for what is on its way in and out, in bytes.
     reserve: u64,
+    /// How many accesses are read ahead of the one that is made at most, if that is limited.
+    read_ahead: Option<u32>,
     /// Bytes per nanosecond, once two accesses have ended.
     rate: Option<f64>,
     last_used: Option<Duration>,
@@ -49,7 +51,12 @@ impl Declared {
         );
         let chunks = this.iter().chain(next).map(|chunk| (chunk.id(), chunk.clone())).collect();
         let ahead = (0..).zip(this).collect();
-        Declared { schedule, chunks, ahead, reserve, rate: None, last_used: None }
+        Declared { schedule, chunks, ahead, reserve, read_ahead: None, rate: None, last_used: None }
+    }
+
+    /// Returns it with at most so many accesses read ahead of the one that is made.
+    pub(super) fn reading_ahead(self, read_ahead: Option<u32>) -> Self {
+        Declared { read_ahead, ..self }
     }
 
     /// Returns the chunks in memory that do not survive to their first use.
@@ -88,7 +95,8 @@ impl Declared {
     pub(super) fn next_ahead(&mut self) -> Option<&Ahead> {
         let schedule = &self.schedule;
         while self.ahead.pop_front_if(|(at, chunk)| schedule.is_past(chunk.id(), *at)).is_some() {}
-        self.ahead.front()
+        let limit = self.read_ahead.map(|accesses| schedule.cursor().saturating_add(accesses));
+        self.ahead.front().filter(|(at, _)| limit.is_none_or(|limit| *at <= limit))
     }
 
     /// That access was read ahead for.

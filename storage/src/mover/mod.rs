@@ -72,6 +72,7 @@ pub(crate) enum Msg {
         this: Vec<ChunkRef>,
         next: Vec<ChunkRef>,
         reserve: u64,
+        read_ahead: Option<u32>,
         reply: Completer<()>,
     },
     /// The declared accesses no longer hold.

@@ -96,8 +96,8 @@ impl Mover {
             Msg::Evict { chunks, reply } => self.evict_all(&chunks, reply),
             Msg::Flush { reply } => self.flush(reply),
             Msg::Delete(object) => object.chunks().for_each(|chunk| self.delete(&chunk)),
-            Msg::Declare { id, this, next, reserve, reply } => {
-                self.declare(id, this, &next, reserve);
+            Msg::Declare { id, this, next, reserve, read_ahead, reply } => {
+                self.declare(id, this, &next, (reserve, read_ahead));
                 reply.complete(Ok(()));
             }
             Msg::EndSchedule(id) => self.end_schedule(id),

@@ -14,6 +14,7 @@ use super::{ObjectRef, Store};
 #[derive(Debug)]
 pub struct Schedule {
     id: ScheduleId,
+    read_ahead: Option<u32>,
     handle: Handle,
 }
 
@@ -21,11 +22,19 @@ impl Store {
     /// Returns a schedule with nothing declared yet.
     pub fn schedule(&self) -> Schedule {
         let id = ScheduleId(self.0.next_schedule.fetch_add(1, Ordering::Relaxed));
-        Schedule { id, handle: self.0.handle.clone() }
+        Schedule { id, read_ahead: None, handle: self.0.handle.clone() }
     }
 }
 
 impl Schedule {
+    /// Returns it with at most so many accesses read ahead of the one that is made, where memory and
+    /// paths would allow more: to see what reading ahead brings.
+    #[must_use]
+    pub fn with_read_ahead(mut self, accesses: u32) -> Self {
+        self.read_ahead = Some(accesses);
+        self
+    }
+
     /// Declares the coming exclusive accesses: this pass and the next, as objects whose chunks are
     /// accessed in order. From now on this pass is read ahead in that order as far as memory goes;
     /// a chunk whose lease ends stays if it survives to its next use within the budget less
@@ -56,7 +65,8 @@ impl Schedule {
         };
         let (reply, done) = ticket();
         let (id, this, next) = (self.id, chunks(this), chunks(next));
-        self.handle.send(Msg::Declare { id, this, next, reserve, reply });
+        let read_ahead = self.read_ahead;
+        self.handle.send(Msg::Declare { id, this, next, reserve, read_ahead, reply });
         done
     }
 
