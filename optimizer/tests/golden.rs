@@ -1,15 +1,19 @@
-//! Replays what torch's fused CPU Adam and `AdamW` computed, and demands the same bits.
+//! Replays what torch's fused CPU Adam and `AdamW` computed, and its `.grad += g`, and demands the same
+//! bits.
 //!
-//! `golden/adam.txt` holds hashes only; `scripts/golden_adam.py` wrote it and describes the format.
-//! The generator of the inputs below must stay in step with that script.
+//! `golden/adam.txt` and `golden/accumulate.txt` hold hashes only; the scripts of these names wrote them
+//! and describe the formats. The generator of the inputs below must stay in step with them.
 
 use std::collections::HashMap;
 use std::str::FromStr;
 
 use tensortier_optimizer::hyper::{Algorithm, Hyper};
 use tensortier_optimizer::kernel::round::{f32_to_bf16, f32_to_f16};
-use tensortier_optimizer::kernel::{Input, Isa, Output, Planes, Scalars, update};
+use tensortier_optimizer::kernel::{
+    Accumulator, Input, Isa, Output, Planes, Scalars, accumulate, store, update,
+};
 
+const ACCUMULATED: &str = include_str!("golden/accumulate.txt");
 const GOLDEN: &str = include_str!("golden/adam.txt");
 const COUNT: usize = 4096;
 
@@ -178,4 +182,39 @@ fn torch_fused_adam_is_reproduced_bit_for_bit() {
             replay(case, isa);
         }
     }
+}
+
+/// The sums of the first `count` gradients of one type, in that type, as patterns.
+fn accumulated(kind: &str, count: u64, isa: Isa) -> Vec<u32> {
+    let (mut half, mut full) = (vec![0_u16; COUNT], vec![0.0_f32; COUNT]);
+    for step in 1..=count {
+        let gradient = Gradient::new(kind, step);
+        let into = match kind {
+            "bf16" => Accumulator::Bf16(&mut half),
+            "f16" => Accumulator::F16(&mut half),
+            _ => Accumulator::F32(&mut full),
+        };
+        let add = if step == 1 { store } else { accumulate };
+        add(isa, into, gradient.input()).expect("equal lengths");
+    }
+    match kind {
+        "f32" => full.iter().map(|x| x.to_bits()).collect(),
+        _ => half.iter().copied().map(u32::from).collect(),
+    }
+}
+
+#[test]
+fn torch_gradient_accumulation_is_reproduced_bit_for_bit() {
+    let lines = ACCUMULATED.lines().filter(|line| !line.starts_with('#'));
+    let mut seen = 0;
+    for line in lines {
+        let words: Vec<&str> = line.split(' ').collect();
+        let count = words[1].parse().expect("a count");
+        for isa in Isa::available() {
+            let hash = fnv(accumulated(words[0], count, isa));
+            assert_eq!(hash, words[2], "{isa}: {count} gradients in {}", words[0]);
+        }
+        seen += 1;
+    }
+    assert!(seen >= 12);
 }

@@ -124,7 +124,7 @@ instruction_set!(
 /// Elements that are worked on between two requests for memory: whole lanes, whole lines of every type.
 const CHUNK: usize = 512;
 /// The same for updates, which have more streams.
-const CHUNK_OF_UPDATE: usize = 128;
+const CHUNK_OF_UPDATE: usize = 64;
 /// Bytes that are requested ahead of those that are worked on.
 const AHEAD: usize = 4096;
 /// Bytes of a cache line.

@@ -5,12 +5,11 @@
 
 /// Reads.
 #[inline(never)]
-pub(crate) fn read(grad: &[u16]) -> u32 {
-    let mut sums = [0_u32; 64];
-    let (rows, _) = grad.as_chunks::<128>();
-    for row in rows {
-        for (sum, pair) in sums.iter_mut().zip(row.as_chunks::<2>().0) {
-            *sum ^= u32::from(pair[0]) | u32::from(pair[1]) << 16;
+pub(crate) fn read(grad: &[u16]) -> u16 {
+    let mut sums = [0_u16; 64];
+    for row in grad.as_chunks::<64>().0 {
+        for (sum, &g) in sums.iter_mut().zip(row) {
+            *sum ^= g;
         }
     }
     sums.iter().fold(0, |all, sum| all ^ sum)

@@ -114,6 +114,13 @@ impl Row {
 /// Bytes of a part: long against a stream's start, short against what disturbs a machine.
 const PART_BYTES: f64 = 32e6;
 
+/// Parameters per second over all parts.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Rate {
+    pub(crate) median: f64,
+    pub(crate) best: f64,
+}
+
 /// Seconds of probe and kernel, pair by pair.
 pub(crate) struct Pairs {
     times: Vec<(f64, f64)>,
@@ -127,14 +134,21 @@ impl Pairs {
         self.times.len()
     }
 
-    /// Median parameters per second and thread of the probe.
-    pub(crate) fn probe(&self) -> f64 {
-        self.part as f64 / median(self.times.iter().map(|pair| pair.0).collect())
+    /// Parameters per second and thread of the probe.
+    pub(crate) fn probe(&self) -> Rate {
+        self.rate(|pair| pair.0)
     }
 
-    /// Median parameters per second and thread of the kernel.
-    pub(crate) fn kernel(&self) -> f64 {
-        self.part as f64 / median(self.times.iter().map(|pair| pair.1).collect())
+    /// Parameters per second and thread of the kernel.
+    pub(crate) fn kernel(&self) -> Rate {
+        self.rate(|pair| pair.1)
+    }
+
+    fn rate(&self, seconds: impl Fn(&(f64, f64)) -> f64) -> Rate {
+        let rates: Vec<f64> =
+            self.times.iter().map(|pair| self.part as f64 / seconds(pair)).collect();
+        let best = rates.iter().copied().fold(0.0, f64::max);
+        Rate { median: median(rates), best }
     }
 
     /// The median of the kernel's speed over the probe's.
@@ -192,6 +206,11 @@ pub(crate) fn pairs(
     let barrier = Barrier::new(threads);
     let part = ((PART_BYTES / row.bytes_per_param()) as usize).next_multiple_of(BLOCK);
     let count = n / part;
+    if count < 2 {
+        return Err(
+            format!("{}: each thread needs at least {} parameters", row.name(), 2 * part).into()
+        );
+    }
     let passes = || -> Result<Vec<(f64, f64)>, KernelError> {
         let mut work = Work::new(n, if row == Row::Weights { n } else { 0 });
         let k = Scalars::at(&Hyper::default(), 10, 1.0);
