@@ -80,6 +80,12 @@ pub(crate) struct AdamArgs {
     /// How the subgroup that leaves memory is chosen
     #[arg(long, value_name = "POLICY", default_value = "schedule", help_heading = PLACES)]
     pub(crate) evict: EvictArg,
+    /// Subgroups read ahead of the one that is updated [default: what memory and paths allow]
+    #[arg(long, value_name = "NUMBER", value_parser = whole32, allow_negative_numbers = true, help_heading = PLACES)]
+    pub(crate) read_ahead: Option<u32>,
+    /// Part of the subgroups that never leaves memory, from 0 to 1
+    #[arg(long, value_name = "PART", default_value = "0", value_parser = part, allow_negative_numbers = true, help_heading = PLACES)]
+    pub(crate) resident: f64,
     /// How subgroups are spread over paths: whole, or each cut over all of them
     #[arg(long, value_name = "RULE", default_value = "whole", help_heading = PLACES)]
     pub(crate) placement: PlacementArg,
@@ -109,9 +115,17 @@ pub(crate) struct AdamArgs {
     #[arg(long, value_name = "X", default_value = "1e-2", value_parser = not_negative, allow_negative_numbers = true, help_heading = ADAMW)]
     pub(crate) weight_decay: f64,
 
+    /// Clip the gradients of all parameters together to this norm
+    #[arg(long, value_name = "X", value_parser = not_negative, allow_negative_numbers = true, help_heading = ADAMW)]
+    pub(crate) max_norm: Option<f64>,
+
     /// Run the same steps wholly in memory as well and compare every bit
     #[arg(long, help_heading = OUTPUT)]
     pub(crate) verify: bool,
+    /// Run the steps in the way of ZeRO-3 and then with one mechanism after the other, to see what each
+    /// brings
+    #[arg(long, conflicts_with_all = ["verify", "save", "state", "order", "evict", "read_ahead", "resident"], help_heading = OUTPUT)]
+    pub(crate) ablate: bool,
     /// Print the report as one JSON object (docs/json.md) instead of text
     #[arg(long, help_heading = OUTPUT)]
     pub(crate) json: bool,
@@ -151,6 +165,7 @@ const ADAM_EXAMPLES: &str = "\
 Examples:
   tensortier adam --params 500M --host-memory 1GiB --path /nvme0 --path /nvme1
   tensortier adam --weights model.safetensors --host-memory 48MiB --verify
+  tensortier adam --params 500M --path /nvme0 --path /nvme1 --ablate
   tensortier adam --params 2G --path /nvme --path /shared,kind=remote,write=600MB/s,quota=100GiB
 
 Exit codes: 0 done, 1 verification found a difference, 2 bad input or failure, 130 interrupted";
@@ -236,6 +251,15 @@ fn whole(text: &str) -> Result<u64, String> {
     text.parse().map_err(|_| "not a whole number from 0 to 2^64 - 1; write for example 42".into())
 }
 
+fn whole32(text: &str) -> Result<u32, String> {
+    text.parse().map_err(|_| "not a whole number from 0 on; write for example 4".into())
+}
+
+fn part(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|number| (0.0..=1.0).contains(number));
+    number.ok_or_else(|| "not a number from 0 to 1; write for example 0.25".into())
+}
+
 fn at_least_one(text: &str) -> Result<u64, String> {
     match text.parse() {
         Ok(0) | Err(_) => Err("not a whole number of at least 1; write for example 5".into()),
@@ -272,6 +296,9 @@ impl AdamArgs {
                 "--path {}: given twice; give each directory once",
                 twice.dir.display()
             ));
+        }
+        if self.ablate && self.steps < 2 {
+            return Err("--ablate: needs --steps 2 at least; the first only warms up".into());
         }
         Ok(())
     }
@@ -391,6 +418,10 @@ mod tests {
         refused("--params 1 --path /a,read=1.5GBs", &["--path", "read:", "1.5GBs", "600MB/s"]);
         refused("--params 1 --path /a --path /a", &["--path /a: given twice"]);
         assert_eq!(adam("--params 1 --path /a --path /b").unwrap().paths.len(), 2);
+        refused("--params 1 --resident 1.5", &["--resident", "from 0 to 1"]);
+        refused("--params 1 --read-ahead -1", &["--read-ahead", "whole number"]);
+        refused("--params 1 --ablate --steps 1", &["--ablate", "--steps 2"]);
+        refused("--params 1 --ablate --verify", &["--ablate", "--verify"]);
     }
 
     #[test]

@@ -1,10 +1,12 @@
 //! What a run of `tensortier adam` says of itself: the figures, under the names docs/json.md has.
 
+mod ablation;
 mod table;
 mod text;
 
 use serde::Serialize;
 
+pub(crate) use ablation::{Ablation, AblationRow, ablation_text};
 pub(crate) use text::{plan_text, steps_text, summary_text};
 
 /// All figures of a run; the one object that `--json` prints.

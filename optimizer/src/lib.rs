@@ -4,7 +4,7 @@
 //! Modules stand on floors; each uses only what stands before it: `kernel` < `hyper` <
 //! `{error, shard, strides, order, precision}` < `{param, options}` < `subgroup` < `team` < `plan` <
 //! `{step_io, step_options, accumulators}` < `{gathered, job, report}` < `optimizer` <
-//! `{state, accumulate, hand_over}` < `{norm, update}` < `{step, ready}`.
+//! `{state, accumulate, hand_over, predict}` < `{norm, update}` < `{step, ready}`.
 
 mod accumulate;
 mod accumulators;
@@ -21,6 +21,7 @@ pub mod order;
 pub mod param;
 pub mod plan;
 pub mod precision;
+mod predict;
 mod ready;
 mod report;
 pub mod shard;
@@ -41,6 +42,7 @@ pub use order::{Eviction, Order};
 pub use param::Param;
 pub use plan::Plan;
 pub use precision::{Form, Plane, StatePrecision};
+pub use predict::{Machine, PathPrediction, Prediction};
 pub use report::{Moved, Outcome, StepReport};
 pub use shard::{Shard, Stretch};
 pub use step_io::{Gradient, Segment, Slices, StepIo, Weight, WeightMut};

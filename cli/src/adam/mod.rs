@@ -1,5 +1,6 @@
 //! `tensortier adam`: AdamW steps over a model whose state lives on storage paths.
 
+mod ablate;
 mod figures;
 mod limit;
 mod model;
@@ -9,4 +10,10 @@ mod run;
 mod save;
 mod verify;
 
-pub(crate) use run::run;
+use crate::args::AdamArgs;
+use crate::{Failure, Outcome};
+
+/// Runs what the options ask for.
+pub(crate) fn run(args: &AdamArgs) -> Result<Outcome, Failure> {
+    if args.ablate { ablate::run(args) } else { run::run(args) }
+}

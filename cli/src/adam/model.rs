@@ -4,7 +4,7 @@ use std::io;
 use std::ops::{ControlFlow, Range};
 
 use tensortier::optimizer::kernel::Input;
-use tensortier::optimizer::{Param, Segment, StepIo, WeightMut};
+use tensortier::optimizer::{Gradient, Param, Segment, StepIo, WeightMut};
 use tensortier::storage::dtype::DType;
 use tensortier::storage::source::{Access, TensorEntry, TensorFile};
 use tensortier::storage::units::{Bytes, Count};
@@ -222,6 +222,23 @@ impl Model {
         }
     }
 
+    /// Returns a parameter's whole gradient.
+    pub(super) fn gradient(&self, param: usize) -> Gradient<'_> {
+        let elems = self.params[param].elements().unwrap_or(0) as usize;
+        Gradient::Elements(input(self.grad_dtype, &self.gradients[param], 0..elems))
+    }
+
+    /// Returns a number that differs, but for chance, when any bit of any weight does.
+    pub(super) fn checksum(&self) -> u64 {
+        use std::hash::Hasher;
+        let mut hasher = std::hash::DefaultHasher::new();
+        for (param, weights) in self.params.iter().zip(&self.weights) {
+            let bytes = param.elements().unwrap_or(0) * param.weight_dtype.bytes();
+            hasher.write(&weights.as_slice()[..bytes as usize]);
+        }
+        hasher.finish()
+    }
+
     /// Returns weights `range` of a parameter.
     pub(super) fn weights(&self, param: usize, range: Range<u64>) -> Input<'_> {
         let range = range.start as usize..range.end as usize;
@@ -247,6 +264,19 @@ fn split<T: Send>(out: &mut [T], threads: usize, fill: impl Fn(Range<u64>, &mut 
             scope.spawn(move || fill(start..start + part.len() as u64, part));
         }
     });
+}
+
+/// A model whose gradients were handed over before the step.
+pub(super) struct HandedOver<'a>(pub(super) &'a mut Model);
+
+impl StepIo for HandedOver<'_> {
+    fn segment(&mut self, param: usize, range: Range<u64>) -> Segment<'_> {
+        Segment { gradient: Gradient::Stored, ..self.0.segment(param, range) }
+    }
+
+    fn subgroup_done(&mut self, done: u64, of: u64) -> ControlFlow<()> {
+        self.0.subgroup_done(done, of)
+    }
 }
 
 impl StepIo for Model {

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use signal_hook::consts::{SIGINT, SIGTERM};
 use tensortier::optimizer::{
-    Error, Eviction, Hyper, Optimizer, Options, Order, Plan, StatePrecision, StepReport,
+    Error, Eviction, Hyper, Optimizer, Options, Order, Plan, StatePrecision, StepOptions,
+    StepReport,
 };
 use tensortier::storage::error::Error as StorageError;
 use tensortier::storage::source::TensorFileWriter;
@@ -24,13 +25,13 @@ use crate::{Failure, Outcome};
 const MEMORY_INTERVAL: Duration = Duration::from_millis(10);
 
 /// How long the paths may take to finish what is under way at the end.
-const CLOSE_GRACE: Duration = Duration::from_secs(30);
+pub(super) const CLOSE_GRACE: Duration = Duration::from_secs(30);
 
 /// What a run may hold beside the host memory, weights and gradients.
 const ALLOWANCE_BYTES: u64 = 64 << 20;
 
 /// Runs the steps and prints the plan, the steps and the summary.
-pub(crate) fn run(args: &AdamArgs) -> Result<Outcome, Failure> {
+pub(super) fn run(args: &AdamArgs) -> Result<Outcome, Failure> {
     let tracker = PeakTracker::start(MEMORY_INTERVAL)?;
     let stop = stop_on_signals()?;
     let description = Description::new(args)?;
@@ -94,23 +95,23 @@ fn outcome(summary: &Summary) -> Outcome {
 }
 
 /// Text for people goes to standard output unless a program is to read it.
-fn say(args: &AdamArgs, text: &str) {
+pub(super) fn say(args: &AdamArgs, text: &str) {
     if !args.json {
         print(text);
     }
 }
 
-fn print(text: &str) {
+pub(super) fn print(text: &str) {
     // A reader that went away (`| head`) is no failure.
     let _ = std::io::stdout().write_all(text.as_bytes());
 }
 
-fn note(line: &str) {
+pub(super) fn note(line: &str) {
     let _ = writeln!(std::io::stderr(), "tensortier: {line}");
 }
 
 /// The first signal asks the run to stop, a second one ends the process at once.
-fn stop_on_signals() -> Result<Arc<AtomicBool>, Failure> {
+pub(super) fn stop_on_signals() -> Result<Arc<AtomicBool>, Failure> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
         signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(&stop))?;
@@ -119,7 +120,7 @@ fn stop_on_signals() -> Result<Arc<AtomicBool>, Failure> {
     Ok(stop)
 }
 
-fn options(args: &AdamArgs) -> Options {
+pub(super) fn options(args: &AdamArgs) -> Options {
     Options {
         groups: vec![hyper(args)],
         precision: match args.state {
@@ -141,6 +142,8 @@ fn options(args: &AdamArgs) -> Options {
             EvictArg::Schedule => Eviction::Schedule,
             EvictArg::Lru => Eviction::Lru,
         },
+        resident: args.resident,
+        read_ahead: args.read_ahead,
         threads: args.threads.map(|threads| threads as usize),
         ..Options::default()
     }
@@ -169,7 +172,7 @@ fn memory(args: &AdamArgs, tracker: &PeakTracker, description: &Description) -> 
 
 /// Words a failed step for somebody who runs the program: the library's advice to call it again is
 /// of no use to him.
-fn failed_step(error: Error) -> Failure {
+pub(super) fn failed_step(error: Error) -> Failure {
     match error {
         Error::Interrupted { step, done, subgroups, cause: Some(cause) } => {
             let why = match *cause {
@@ -213,7 +216,8 @@ impl Job<'_> {
                 bar_of_step.set_position((step - 1) * elements + here);
                 !stop.load(Ordering::Relaxed)
             });
-            match self.optimizer.step(model) {
+            let options = StepOptions { max_norm: self.args.max_norm, ..StepOptions::default() };
+            match self.optimizer.step_with(model, &options) {
                 Ok(report) => self.steps.push(report),
                 Err(Error::Interrupted { cause: None, done, subgroups, .. }) => {
                     bar.finish_and_clear();
@@ -240,6 +244,7 @@ impl Job<'_> {
                 model,
                 optimizer: &self.optimizer,
                 hyper: hyper(self.args),
+                factors: self.steps.iter().map(|step| step.gradient_factor).collect(),
                 seed: self.args.seed,
                 steps: self.args.steps,
                 grad_dtype: dtype(self.args.grads),

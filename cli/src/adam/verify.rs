@@ -21,6 +21,8 @@ pub(super) struct Verification<'a> {
     pub(super) model: &'a Model,
     pub(super) optimizer: &'a Optimizer,
     pub(super) hyper: Hyper,
+    /// What the gradients of each step were multiplied with.
+    pub(super) factors: Vec<f64>,
     pub(super) seed: u64,
     pub(super) steps: u64,
     pub(super) grad_dtype: DType,
@@ -129,7 +131,8 @@ impl Verification<'_> {
         for step in 1..=self.steps {
             let out = elements_mut(self.grad_dtype, gradients, 0..n);
             gradient::fill(self.seed, step, index as u64, range.clone(), out);
-            let k = Scalars::at(&self.hyper, step, 1.0);
+            let factor = self.factors.get(step as usize - 1).copied().unwrap_or(1.0);
+            let k = Scalars::at(&self.hyper, step, factor);
             let out = match param.weight_dtype {
                 DType::F32 => Output::F32(&mut weights.as_mut_slice()[..n]),
                 DType::F16 => Output::F16(&mut weights.as_mut_slice()[..n]),
@@ -253,9 +256,20 @@ mod tests {
         let verdict = |model: &Model| {
             let (description, optimizer) = (&description, &optimizer);
             let (seed, steps, stop) = (args.seed, 1, &AtomicBool::new(false));
-            Verification { description, model, optimizer, hyper, seed, steps, grad_dtype, stop }
-                .run(2, &ProgressBar::hidden())
-                .unwrap()
+            let factors = vec![1.0];
+            Verification {
+                description,
+                model,
+                optimizer,
+                hyper,
+                factors,
+                seed,
+                steps,
+                grad_dtype,
+                stop,
+            }
+            .run(2, &ProgressBar::hidden())
+            .unwrap()
         };
         assert_eq!(verdict(&model), Verdict::Same);
 

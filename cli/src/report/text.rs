@@ -230,7 +230,7 @@ fn memory_lines(block: &mut Block, plan: &Plan, memory: &MemoryReport) {
 }
 
 /// Writes a time with three digits that matter.
-fn seconds(seconds: f64) -> String {
+pub(super) fn seconds(seconds: f64) -> String {
     match seconds {
         s if s >= 100.0 => format!("{s:.0}"),
         s if s >= 10.0 => format!("{s:.1}"),
