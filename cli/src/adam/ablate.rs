@@ -43,7 +43,7 @@ struct Row {
 /// Each way is the one before it with one mechanism more.
 fn rows(paths: usize, can_split: bool) -> Vec<Row> {
     let zero3 = Row {
-        name: "ascending, LRU, fp32 gradients written, read-ahead 1, one path",
+        name: "as ZeRO-3 with NVMe offload",
         order: Order::Ascending,
         eviction: Eviction::Lru,
         read_ahead: Some(1),
@@ -52,15 +52,15 @@ fn rows(paths: usize, can_split: bool) -> Vec<Row> {
         split: false,
     };
     let alternate = Row {
-        name: "+ alternating order, cached tail",
+        name: "+ alternating order, cached",
         order: Order::Alternate,
         eviction: Eviction::Schedule,
         ..zero3
     };
-    let narrow = Row { name: "+ gradients stay in 16 bits", gradients_as_fp32: false, ..alternate };
-    let multi = Row { name: "+ all paths at once", all_paths: true, ..narrow };
+    let narrow = Row { name: "+ 16-bit gradients", gradients_as_fp32: false, ..alternate };
+    let multi = Row { name: "+ all paths", all_paths: true, ..narrow };
     let last = if paths > 1 { multi } else { narrow };
-    let deep = Row { name: "+ reading ahead as far as memory goes", read_ahead: None, ..last };
+    let deep = Row { name: "+ deep pipeline", read_ahead: None, ..last };
     let split = Row { name: "+ split master", split: true, ..deep };
     let mut rows = vec![zero3, alternate, narrow];
     rows.extend((paths > 1).then_some(multi));

@@ -55,7 +55,7 @@ pub(crate) fn ablation_text(ablation: &Ablation) -> String {
     let widest = ablation.rows.iter().map(|row| row.name.chars().count()).max().unwrap_or(0);
     let heading = format!("{:widest$}", "way");
     table.group("", &[&heading, "s/step", "read", "written", "moved/s", "achieved"]);
-    table.group("times as fast as", &["the first", "the one before"]);
+    table.group("times as fast as", &["the first", "before"]);
     for row in &ablation.rows {
         table.row(vec![
             format!("{:widest$}", row.name),
@@ -74,8 +74,10 @@ pub(crate) fn ablation_text(ablation: &Ablation) -> String {
         "the rows do NOT end with the same weights"
     };
     format!(
-        "{} parameters, {} of memory for state, paths {}\n\n{}\nmeans of steps 2 to {}; achieved: of \
-         what the raw paths of the row carried beside it\n{same}\n",
+        "{} parameters, {} of memory for state, paths {}\n\n{}\n\
+         means of steps 2 to {}; achieved: of what the raw paths of the row carried beside it\n\
+         as ZeRO-3: ascending order, least recently used leaves, fp32 gradients written and read back,\n\
+         one subgroup read ahead, one path\n{same}\n",
         Count(ablation.parameters),
         Bytes(ablation.host_memory_bytes),
         ablation.paths.join(", "),
