@@ -10,10 +10,6 @@ use crate::id::PathId;
 /// Every path keeps at least this share, so that its recovery is seen.
 const LEAST_SHARE: f64 = 0.01;
 
-/// How far a path's claim may grow while it cannot take anything, in chunks: one that was unusable
-/// for long must not come back with a claim on everything.
-const MOST_CLAIM: f64 = 64.0;
-
 /// How chunks are spread over paths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
@@ -59,15 +55,21 @@ pub(crate) struct Part {
 pub(crate) enum Choice {
     /// These parts, one after the other, whole blocks all but the last.
     Parts(Vec<Part>),
-    /// A path whose turn it is has no room in its queue yet; ask again after a completion.
+    /// No path has room in its queue yet; ask again after a completion.
     Later,
     /// No path can take it.
     Nowhere,
 }
 
-/// Weighted fair placement: every placed byte earns each path credit by its share, and the path
-/// with the most credit gets the next bytes. Shares are read anew at each choice, so placements
-/// follow a path that became faster or slower at once, without paying back the past.
+/// Weighted fair placement: every placed byte earns each path credit by its share, and of the paths
+/// whose queues have room the one with the most credit gets the next bytes. Shares are read anew at
+/// each choice, so placements follow a path that became faster or slower, without paying back the past.
+///
+/// Shares are the plan for as long as the paths keep up with it. A path that has no room at its turn
+/// is slower than it was believed, or more is written than all paths take: it is not waited for, and
+/// of the turns it lets pass it keeps a claim on one chunk. So when every queue is full each path gets
+/// as much as it completes, whatever is believed of it: a wrong first view, a path that slows down and
+/// one that recovers cost nothing before they are understood.
 #[derive(Debug)]
 pub(crate) struct Placer {
     rule: Placement,
@@ -104,15 +106,18 @@ impl Credit {
         candidates.iter().zip(shares(candidates)).map(earned).collect()
     }
 
-    /// Takes note of what was placed of what was due.
+    /// Takes note of what was placed of what was due. What a path without room is due beyond one
+    /// chunk goes to who took its turn, so that neither owes the other anything.
     fn settle(&mut self, candidates: &[Candidate], due: &[f64], parts: &[Part]) {
-        let bytes: u64 = parts.iter().map(|part| part.bytes).sum();
-        let most = MOST_CLAIM * bytes.max(1) as f64;
+        let bytes = parts.iter().map(|part| part.bytes).sum::<u64>().max(1) as f64;
+        let mut passed = 0.0;
         for (candidate, due) in candidates.iter().zip(due) {
-            self.0[candidate.path.index()] = due.clamp(-most, most);
+            let most = if candidate.usable && !candidate.ready { bytes } else { f64::INFINITY };
+            self.0[candidate.path.index()] = due.min(most);
+            passed += (due - most).max(0.0);
         }
         for part in parts {
-            self.0[part.path.index()] -= part.bytes as f64;
+            self.0[part.path.index()] += part.bytes as f64 * (passed / bytes - 1.0);
         }
     }
 }
