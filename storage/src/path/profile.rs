@@ -67,8 +67,9 @@ const WINDOW: Duration = Duration::from_millis(250);
 /// faster than it is believed gets little to do, and would take long to be busy for a window.
 const FAST_WINDOW: Duration = Duration::from_millis(500);
 
-/// Windows that differ from the view by less than [`CHANGED`] are averaged over about this time.
-const MEMORY: Duration = Duration::from_millis(500);
+/// Windows that differ from the view by less than [`CHANGED`] are averaged over about this much busy
+/// time: a window has two or three slices of a throttle in it.
+const MEMORY: Duration = Duration::from_secs(1);
 
 /// A window that differs from the view by this factor is no noise: the path has changed, or was never
 /// known, and what was seen before says nothing any more.
@@ -401,6 +402,63 @@ mod tests {
         }
         assert!(close(meter.profile().write_bps, 35e6), "{:?}", meter.profile());
         assert_eq!(meter.profile().read_bps, 8e9);
+    }
+
+    #[test]
+    fn the_first_window_replaces_a_seed_and_a_slow_path_is_known_after_two() {
+        let mut meter = Meter::new(PathProfile::new(8e9, 8e9, 1.0));
+        play(&mut meter, PathProfile::new(350e6, 350e6, 0.0), 0.0, 0.26, Duration::ZERO);
+        assert!(close(meter.profile().write_bps, 350e6), "{:?}", meter.profile());
+        let slow = PathProfile::new(35e6, 35e6, 0.0);
+        play(&mut meter, slow, 0.0, 0.52, Duration::from_millis(260));
+        assert!((30e6..50e6).contains(&meter.profile().write_bps), "{:?}", meter.profile());
+    }
+
+    #[test]
+    fn a_path_that_recovered_is_known_from_the_little_it_gets_to_do() {
+        let mut meter = Meter::new(PathProfile::new(35e6, 35e6, 0.0));
+        // 4 MiB now and then, written in 12 ms.
+        let mut block = |index: u64| {
+            let at = Duration::from_millis(80 * index);
+            meter.note(at, [Load::Idle, Load::Full]);
+            meter.moved(Direction::Write, 4 << 20);
+            meter.note(at + Duration::from_millis(12), [Load::Idle; 2]);
+            meter.profile().write_bps
+        };
+        let seen: Vec<_> = (0..60).map(&mut block).collect();
+        assert!(seen[4] > 60e6 && seen[15] > 120e6 && seen[59] > 250e6, "{seen:?}");
+        assert!(seen.iter().all(|bps| *bps < 400e6), "{seen:?}");
+        assert!(seen.windows(2).all(|pair| pair[1] <= pair[0] * MOST_FASTER), "{seen:?}");
+    }
+
+    #[test]
+    fn noisy_completions_do_not_make_the_view_swing() {
+        let mut meter = Meter::new(PathProfile::new(8e9, 8e9, 0.0));
+        let mut state = 7_u64;
+        for index in 0..2000_u64 {
+            meter.note(Duration::from_millis(10 * index), [Load::Idle, Load::Full]);
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            // From nothing to twice the average.
+            meter.moved(Direction::Write, (state >> 40) * 7_000_000 >> 24);
+            let bps = meter.profile().write_bps;
+            assert!(index < 100 || (297e6..403e6).contains(&bps), "{bps} at {index}");
+        }
+    }
+
+    #[test]
+    fn a_path_without_work_keeps_its_profile() {
+        let mut meter = Meter::new(PathProfile::new(8e9, 8e9, 1.0));
+        play(&mut meter, PathProfile::new(600e6, 350e6, 0.0), 0.5, 3.0, Duration::ZERO);
+        let known = meter.profile();
+        for second in 3..100 {
+            meter.note(Duration::from_secs(second), [Load::Idle; 2]);
+        }
+        assert_eq!(meter.profile(), known);
+        // Nor does a moment of work say that it is slow.
+        meter.note(Duration::from_secs(100), [Load::Some, Load::Idle]);
+        meter.moved(Direction::Read, 4096);
+        meter.note(Duration::from_secs(101), [Load::Idle; 2]);
+        assert_eq!(meter.profile(), known);
     }
 
     #[test]

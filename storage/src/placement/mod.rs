@@ -143,6 +143,8 @@ mod tests {
     use crate::path::profile::Meter;
 
     const MIB: f64 = (1 << 20) as f64;
+    const CHUNK: u64 = 4 << 20;
+    const BLOCKS: f64 = 4.0 * CHUNK as f64;
 
     /// Paths that only write, each at its real rate, fed by a placer that believes their meters.
     struct Rig {
@@ -156,12 +158,13 @@ mod tests {
     }
 
     impl Rig {
-        fn new(rule: Placement, rates: &[f64]) -> Self {
+        /// Returns paths of these real rates that are believed to have those.
+        fn new(rule: Placement, rates: &[f64], seeds: &[f64]) -> Self {
             let zeros = vec![0.0; rates.len()];
             let meter = |bps: &f64| Meter::new(PathProfile::new(*bps, *bps, 0.0));
             Rig {
                 placer: Placer::new(rule, rates.len()),
-                meters: rates.iter().map(meter).collect(),
+                meters: seeds.iter().map(meter).collect(),
                 rates: rates.to_vec(),
                 queued: zeros.clone(),
                 placed: zeros.clone(),
@@ -176,7 +179,7 @@ mod tests {
                     path: PathId(i as u16),
                     sustained_bps: self.meters[i].profile().write_bps,
                     usable: true,
-                    ready: self.queued[i] < 16.0 * MIB,
+                    ready: self.queued[i] < 2.0 * CHUNK as f64,
                 };
                 let all: Vec<_> = (0..self.rates.len()).map(one).collect();
                 let Choice::Parts(parts) = self.placer.choose(&all, bytes) else { return };
@@ -194,7 +197,7 @@ mod tests {
             self.placed.fill(0.0);
             self.written.fill(0.0);
             while !end(self.now - begin, &self.written) {
-                self.feed(16 << 20);
+                self.feed(CHUNK);
                 let load = |queued: f64| match queued {
                     queued if queued >= 4.0 * MIB => Load::Full,
                     queued if queued > 0.0 => Load::Some,
@@ -216,25 +219,49 @@ mod tests {
         }
     }
 
+    fn for_a(seconds: f64) -> impl Fn(Duration, &[f64]) -> bool {
+        move |passed, _| passed.as_secs_f64() >= seconds
+    }
+
     #[test]
-    fn a_path_that_slows_down_loses_its_share_and_gets_it_back() {
+    fn a_path_that_slows_down_loses_its_share_within_four_blocks_and_gets_it_back() {
         for rule in [Placement::Whole, Placement::Stripe] {
-            let mut rig = Rig::new(rule, &[600e6, 600e6, 600e6]);
-            let for_a =
-                |seconds: f64| move |passed: Duration, _: &[f64]| passed.as_secs_f64() >= seconds;
+            let mut rig = Rig::new(rule, &[600e6; 3], &[600e6; 3]);
             rig.run(for_a(3.0));
             assert!((rig.share_of_first() - 1.0 / 3.0).abs() < 0.02, "{}", rig.share_of_first());
             rig.rates[0] /= 10.0;
-            // Two seconds, or four more chunks, whichever is later.
-            rig.run(|passed, written| passed.as_secs_f64() >= 2.0 && written[0] >= 64.0 * MIB);
+            rig.run(|_, written| written[0] >= BLOCKS);
             rig.run(for_a(5.0));
             let slow = rig.share_of_first();
             assert!((0.01..0.06).contains(&slow), "{rule}: {slow}, due is 0.048");
             rig.rates[0] *= 10.0;
-            rig.run(for_a(10.0));
-            rig.run(for_a(5.0));
-            let fast = rig.share_of_first();
-            assert!((fast - 1.0 / 3.0).abs() < 0.03, "{rule}: {fast} after it recovered");
+            rig.run(|_, written| written[0] >= BLOCKS);
+            for _ in 0..5 {
+                rig.run(for_a(1.0));
+                let fast = rig.share_of_first();
+                assert!((fast - 1.0 / 3.0).abs() < 0.03, "{rule}: {fast} after it recovered");
+            }
+        }
+    }
+
+    #[test]
+    fn a_wrong_first_view_costs_nothing_after_four_blocks() {
+        let sets: [&[f64]; 3] =
+            [&[600e6, 350e6], &[100e6, 170e6, 500e6], &[100e6, 170e6, 500e6, 100e6]];
+        for rule in [Placement::Whole, Placement::Stripe] {
+            for rates in sets {
+                // All are believed to be as fast as memory, or in the opposite order.
+                for seeds in [vec![8e9; rates.len()], rates.iter().rev().copied().collect()] {
+                    let mut rig = Rig::new(rule, rates, &seeds);
+                    rig.run(|_, written| written.iter().all(|bytes| *bytes >= BLOCKS));
+                    rig.run(for_a(1.0));
+                    let (placed, sum): (f64, f64) = (rig.written.iter().sum(), rates.iter().sum());
+                    assert!(placed > 0.99 * sum, "{rule} {rates:?} {seeds:?}: {placed}");
+                    let share = rig.share_of_first();
+                    let due = rates[0] / sum;
+                    assert!((share / due - 1.0).abs() < 0.1, "{rule} {rates:?}: {share} of {due}");
+                }
+            }
         }
     }
 
