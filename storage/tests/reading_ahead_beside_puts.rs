@@ -8,6 +8,7 @@ use std::sync::Arc;
 use common::{PATIENCE, builder, contents, eventually};
 use tensortier_storage::arena::GRANULE;
 use tensortier_storage::dtype::DType;
+use tensortier_storage::path::PathStore as _;
 use tensortier_storage::path::memory::MemoryPath;
 
 const CHUNK: u64 = 1 << 20;

@@ -439,7 +439,7 @@ mod tests {
             meter.note(Duration::from_millis(10 * index), [Load::Idle, Load::Full]);
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             // From nothing to twice the average.
-            meter.moved(Direction::Write, (state >> 40) * 7_000_000 >> 24);
+            meter.moved(Direction::Write, ((state >> 40) * 7_000_000) >> 24);
             let bps = meter.profile().write_bps;
             assert!(index < 100 || (297e6..403e6).contains(&bps), "{bps} at {index}");
         }
