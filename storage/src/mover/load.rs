@@ -25,7 +25,9 @@ const RETRIES: u32 = 2;
 
 impl Mover {
     /// Serves wants until one must wait for memory: demands first, then prefetches, then what the
-    /// declared schedule says comes next.
+    /// declared schedule says comes next. But memory for new contents and for prefetches is given in
+    /// turns where both wait: who writes more than the paths take would otherwise have all of it, and
+    /// nothing be read ahead.
     pub(super) fn pump_memory(&mut self) {
         // Set before the look at the chunks, so that a lease that ends during it is not missed. What
         // the mover itself frees meanwhile is no news.
@@ -53,8 +55,15 @@ impl Mover {
                 self.give_up_want(want);
                 continue;
             }
+            let is_new = matches!(want, Want::Frame { .. });
+            if is_new && self.prefetch_turn {
+                self.prefetch_turn = !self.prefetch_in_turn();
+            }
             match self.find_frame(want.bytes(), Need::Demand) {
-                Frame::Found(frame) => self.serve(want, frame),
+                Frame::Found(frame) => {
+                    self.serve(want, frame);
+                    self.prefetch_turn |= is_new;
+                }
                 Frame::Coming => {
                     self.demand.push_front(Demand { want, since });
                     return false;
@@ -95,6 +104,19 @@ impl Mover {
 
     fn pump_prefetch(&mut self) -> bool {
         while let Some(hint) = self.prefetch.pop_front() {
+            if !hint.is_past() && !self.prefetch_one(&hint.chunk, u64::MAX) {
+                self.prefetch.push_front(hint);
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Gives memory to one prefetch; returns whether one took it or none wants it.
+    fn prefetch_in_turn(&mut self) -> bool {
+        let before = self.filling;
+        while self.filling == before {
+            let Some(hint) = self.prefetch.pop_front() else { break };
             if !hint.is_past() && !self.prefetch_one(&hint.chunk, u64::MAX) {
                 self.prefetch.push_front(hint);
                 return false;

@@ -8,7 +8,7 @@ use crate::arena::{FrameMut, granules_up};
 use crate::catalog::{Cell, ChunkRef, FrameSlot};
 use crate::error::Error;
 use crate::evict::Candidate;
-use crate::id::{Class, ObjectId, Tier};
+use crate::id::{ObjectId, Tier};
 use crate::residency::{Evict, Leaving};
 use crate::sync::Ordering;
 use crate::units::Bytes;
@@ -32,15 +32,6 @@ pub(super) enum Need {
     Demand,
     /// Somebody will want it; of what schedules name, only what is used further away makes room.
     Prefetch { beyond: u64 },
-}
-
-impl Need {
-    fn class(self) -> Class {
-        match self {
-            Need::Demand => Class::Demand,
-            Need::Prefetch { .. } => Class::Prefetch,
-        }
-    }
 }
 
 /// How many objects that hold memory an error names.
@@ -78,6 +69,9 @@ impl Mover {
                 continue;
             }
             if self.coming_bytes > 0 && free + self.coming_bytes >= need {
+                if for_what == Need::Demand {
+                    self.evict_ahead();
+                }
                 return Frame::Coming;
             }
             // Enough is free and only what is on its way in or out lies between: it will lie still.
@@ -174,7 +168,8 @@ impl Mover {
     }
 
     /// Lets more leave than one demand needs, so that the next finds room: chunks would be written one
-    /// at a time otherwise, and all paths but one be idle. What a schedule keeps is not touched.
+    /// at a time otherwise, and all paths but one be idle. What a schedule keeps is not touched, nor
+    /// what was read ahead.
     fn evict_ahead(&mut self) {
         if !self.schedules.is_empty() {
             return;
@@ -183,7 +178,9 @@ impl Mover {
             let usage = self.handle.shared.arena.usage();
             let paths = self.health.iter().filter(|health| !health.retired).count() as u64;
             let ahead = (usage.for_frames() / AHEAD_PART).min(paths * AHEAD_BYTES);
-            if usage.free() + self.coming_bytes >= ahead || !self.evict_one(Need::Demand) {
+            if usage.free() + self.coming_bytes >= ahead
+                || !self.evict_one(Need::Prefetch { beyond: u64::MAX })
+            {
                 return;
             }
         }
@@ -191,32 +188,35 @@ impl Mover {
 
     /// Makes the best victim leave, or begin to. Returns whether there was one.
     fn evict_one(&mut self, for_what: Need) -> bool {
+        let mut spared = Vec::new();
         let mut looked = false;
-        // What one class spares would be lost to the other.
-        if self.victims_for != for_what.class() {
-            self.victims.clear();
-            self.victims_for = for_what.class();
-        }
-        loop {
+        let found = loop {
             let Some(victim) = self.victims.pop() else {
                 if looked {
-                    return false;
+                    break false;
                 }
                 looked = true;
                 self.look_for_victims(for_what);
                 continue;
             };
             // It was leased since it was looked at: it is no longer the best.
-            if victim.chunk.last_use.load(Ordering::Relaxed) != victim.last_use
-                || self.rank_at(&victim.chunk, for_what, victim.last_use).is_none()
-            {
+            if victim.chunk.last_use.load(Ordering::Relaxed) != victim.last_use {
+                continue;
+            }
+            if self.rank_at(&victim.chunk, for_what, victim.last_use).is_none() {
+                // Who needs memory more may still take it.
+                spared.extend((for_what != Need::Demand).then_some(victim));
                 continue;
             }
             match self.evict(&victim.chunk, Leaving::IfUnused) {
-                Evict::Dropped | Evict::WriteBack => return true,
+                Evict::Dropped | Evict::WriteBack => break true,
                 Evict::UnderWay | Evict::Held | Evict::Nothing => {}
             }
+        };
+        if !looked {
+            self.victims.extend(spared.into_iter().rev());
         }
+        found
     }
 
     fn look_for_victims(&mut self, for_what: Need) {
@@ -238,8 +238,10 @@ impl Mover {
         self.victims = found;
     }
 
-    /// Returns the rank of a chunk that may leave for such a want, or `None`.
-    fn rank_at(&self, chunk: &ChunkRef, for_what: Need, now: u64) -> Option<u64> {
+    /// Returns the rank of a chunk that may leave for such a want, or `None`. What was read ahead and
+    /// not yet used leaves after all else: to read it once more costs its reader a wait and the path
+    /// the time of another chunk.
+    fn rank_at(&self, chunk: &ChunkRef, for_what: Need, now: u64) -> Option<(bool, u64)> {
         let cell = chunk.cell.lock();
         let (rest, dirty) = (cell.residency.may_leave(), cell.residency.dirty());
         let awaited = cell.is_awaited();
@@ -257,7 +259,7 @@ impl Mover {
         }
         let age = now.saturating_sub(chunk.last_use.load(Ordering::Relaxed));
         let candidate = Candidate::new(next_use, age, chunk.bytes(), dirty);
-        Some(self.policy.rank(&candidate))
+        Some((!awaited, self.policy.rank(&candidate)))
     }
 
     /// Evicts a chunk: drops its frame, or queues its write-back.

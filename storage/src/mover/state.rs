@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::catalog::ChunkRef;
 use crate::error::Error;
 use crate::evict::EvictionPolicy;
-use crate::id::{ChunkId, Class, PathId};
+use crate::id::{ChunkId, PathId};
 use crate::path::{CloseError, PathStore};
 use crate::placement::Placer;
 use crate::sync::channel::{Receiver, Sender};
@@ -36,6 +36,8 @@ pub(super) struct Mover {
     /// When a demand that waits for leases is to be looked at again, on the store's clock.
     pub(super) look_again: Option<Duration>,
     pub(super) prefetch: VecDeque<Hint>,
+    /// A prefetch is to have memory before new contents have it again.
+    pub(super) prefetch_turn: bool,
     pub(super) schedules: Schedules,
     /// Frames that callers are filling to put them.
     pub(super) lent: usize,
@@ -56,8 +58,6 @@ pub(super) struct Mover {
     pub(super) coming: HashMap<ChunkId, u64>,
     pub(super) coming_bytes: u64,
     pub(super) victims: Vec<Victim>,
-    /// The class of the want they may make room for.
-    pub(super) victims_for: Class,
     pub(super) placer: Placer,
     pub(super) health: Vec<Health>,
     /// Why the last chunk could be written nowhere.
@@ -85,7 +85,7 @@ impl Closing {
 
 /// A chunk that could leave, as it was when it was looked at.
 pub(super) struct Victim {
-    pub(super) rank: u64,
+    pub(super) rank: (bool, u64),
     pub(super) last_use: u64,
     pub(super) chunk: ChunkRef,
 }
@@ -109,6 +109,7 @@ impl Mover {
             patience,
             look_again: None,
             prefetch: VecDeque::new(),
+            prefetch_turn: false,
             schedules: Schedules::default(),
             lent: 0,
             filling: 0,
@@ -121,7 +122,6 @@ impl Mover {
             coming: HashMap::new(),
             coming_bytes: 0,
             victims: Vec::new(),
-            victims_for: Class::Demand,
             placer: Placer::new(placement, paths),
             health: vec![Health::default(); paths],
             no_space: None,

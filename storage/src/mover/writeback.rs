@@ -16,11 +16,8 @@ use super::state::Mover;
 use super::transfers::{Answered, Drain, Part, TransferId};
 use super::{Msg, Sealed};
 
-/// What a path may have waiting to be written before its next chunk is placed elsewhere or later, in
-/// bytes and in seconds of its time: enough that its queue never runs dry between two messages, little
-/// enough that the choice of the path is made late and a slow path does not keep the memory that
-/// faster ones need.
-const PATH_QUEUE_BYTES: u64 = 16 << 20;
+/// What a path may have waiting to be written, in seconds of its time: a slow one must not keep the
+/// memory that faster ones need.
 const PATH_QUEUE_SECONDS: f64 = 0.1;
 
 /// How often a chunk is offered to one path: an error may pass, a full disk does not.
@@ -143,7 +140,7 @@ impl Mover {
     }
 
     fn candidates(&self, sealed: &Sealed) -> Vec<Candidate> {
-        let now = self.now();
+        let (now, bytes) = (self.now(), sealed.stored_bytes());
         let one = |member: Member| {
             let Member { id, store, .. } = member;
             let tried = || sealed.tried.iter().filter(move |(path, _)| *path == id);
@@ -151,8 +148,11 @@ impl Mover {
             // A path that hung gets the least share, one chunk at a time, until it is trusted again.
             let on_probation = store.condition() != Condition::Good;
             let profile = store.profile();
+            // What it moves at a time and one chunk more: enough that its queue does not run dry
+            // between two messages, little enough that the path of a chunk is chosen late.
+            let most = store.depth_bytes() + bytes;
             let soon_bytes = (profile.write_bps * PATH_QUEUE_SECONDS) as u64;
-            let queue_bytes = if on_probation { 1 } else { soon_bytes.clamp(1, PATH_QUEUE_BYTES) };
+            let queue_bytes = if on_probation { 1 } else { soon_bytes.clamp(1, most) };
             Candidate {
                 path: id,
                 sustained_bps: if on_probation { 1.0 } else { profile.share() },

@@ -98,6 +98,11 @@ impl Depth {
         }
     }
 
+    /// Returns the present depth.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     /// Counts bytes that were moved. To be called before the [`Depth::note`] that follows from it.
     pub(super) fn moved(&mut self, direction: Direction, bytes: u64) {
         let window = &mut self.window;

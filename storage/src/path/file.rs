@@ -265,6 +265,10 @@ impl PathStore for FilePathStore {
         self.pump.outstanding()
     }
 
+    fn depth_bytes(&self) -> u64 {
+        self.pump.depth_bytes()
+    }
+
     fn counters(&self) -> PathCounters {
         let (read_bytes, reads) = self.pump.done(Direction::Read);
         let (written_bytes, writes) = self.pump.done(Direction::Write);

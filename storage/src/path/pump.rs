@@ -278,6 +278,7 @@ impl Pump {
             if lanes.watch.look(self.clock.now()) {
                 self.bell.note(PathEvent::Hung);
                 lanes.admission.forget();
+                lanes.meter.forget();
                 lanes.admission.cancel()
             } else {
                 Vec::new()
@@ -343,6 +344,10 @@ impl Pump {
         let [read_bytes, write_bytes] =
             Direction::BOTH.map(|way| lanes.admission.outstanding_bytes(way));
         Outstanding { read_bytes, write_bytes }
+    }
+
+    pub(super) fn depth_bytes(&self) -> u64 {
+        self.lanes.lock().depth.bytes()
     }
 
     pub(super) fn condition(&self) -> Condition {

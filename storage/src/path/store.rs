@@ -204,6 +204,9 @@ fn list(left: &[PathBuf]) -> String {
     if names.is_empty() { String::from("nothing") } else { names.join(", ") }
 }
 
+/// What a path that does not say otherwise moves at a time.
+const DEPTH_BYTES: u64 = 4 << 20;
+
 /// A store of bytes on one place of the virtual tier. Placement knows no more of a path than this.
 ///
 /// All slices are whole granules of 4096 bytes. Calls are safe from any thread.
@@ -245,6 +248,12 @@ pub trait PathStore: Send + Sync + fmt::Debug {
 
     /// Returns what is asked for and not completed.
     fn outstanding(&self) -> Outstanding;
+
+    /// Returns how many bytes of a direction it moves at a time: with less asked for it is not at its
+    /// full rate, and what is asked for beyond waits. It may change.
+    fn depth_bytes(&self) -> u64 {
+        DEPTH_BYTES
+    }
 
     /// Returns what it has done and the space it takes.
     fn counters(&self) -> PathCounters;

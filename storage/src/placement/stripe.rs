@@ -12,20 +12,17 @@ const LEAST_PART: u64 = 4 * BLOCK;
 
 /// Cuts `bytes` over the usable paths whose queues have room. Block by block the path that is
 /// furthest below its share gets the next one, so each gets what it is due within a block, or
-/// within the least part. A path without room leaves its part to the others, until it is a whole
-/// chunk below its share; then the choice waits for it.
+/// within the least part.
 pub(super) fn choose(credit: &mut Credit, candidates: &[Candidate], bytes: u64) -> Choice {
     if !candidates.iter().any(|c| c.usable) {
         return Choice::Nowhere;
     }
     let due = credit.due(candidates, bytes);
-    let behind = |(c, due): (&Candidate, &f64)| c.usable && !c.ready && *due > bytes as f64;
-    let open = |c: &Candidate| c.usable && c.ready;
-    if candidates.iter().zip(&due).any(behind) || !candidates.iter().any(open) {
+    let mut at_most: Vec<bool> = candidates.iter().map(|c| c.usable && c.ready).collect();
+    if !at_most.contains(&true) {
         return Choice::Later;
     }
     let mut blocks = vec![0_u64; candidates.len()];
-    let mut at_most: Vec<bool> = candidates.iter().map(open).collect();
     loop {
         deal(&mut blocks, &at_most, &due, bytes.div_ceil(BLOCK).max(1));
         let small = (0..blocks.len())
@@ -128,16 +125,23 @@ mod tests {
     }
 
     #[test]
-    fn a_path_without_room_leaves_its_part_until_it_is_a_chunk_behind() {
+    fn a_path_without_room_leaves_its_part_and_has_a_claim_on_one_chunk() {
         let mut two = candidates(&[1e9, 1e9]);
         let mut placer = Placer::new(Placement::Stripe, 2);
         two[1].ready = false;
-        assert_eq!(cut(&mut placer, &two, 8 * MIB), [Part { path: PathId(0), bytes: 8 * MIB }]);
-        assert_eq!(cut(&mut placer, &two, 8 * MIB).len(), 1);
-        assert_eq!(placer.choose(&two, 8 * MIB), Choice::Later);
+        for _ in 0..20 {
+            assert_eq!(cut(&mut placer, &two, 8 * MIB), [Part { path: PathId(0), bytes: 8 * MIB }]);
+        }
         two[1].ready = true;
-        let level = cut(&mut placer, &two, 8 * MIB);
-        assert_eq!(level, [Part { path: PathId(1), bytes: 8 * MIB }]);
+        let second = |parts: Vec<Part>| -> u64 {
+            parts.iter().filter(|part| part.path == PathId(1)).map(|part| part.bytes).sum()
+        };
+        let back: Vec<_> = (0..4).map(|_| second(cut(&mut placer, &two, 8 * MIB))).collect();
+        assert!(back[0] == 8 * MIB && back[3] == 4 * MIB, "{back:?}");
+        assert!(back.iter().sum::<u64>() <= 28 * MIB, "{back:?}");
+        two[0].ready = false;
+        two[1].ready = false;
+        assert_eq!(placer.choose(&two, 8 * MIB), Choice::Later);
         two[0].usable = false;
         two[1].usable = false;
         assert_eq!(placer.choose(&two, 1), Choice::Nowhere);
