@@ -67,9 +67,20 @@ pub(crate) struct Plan {
     pub(crate) expected_writes: u64,
     pub(crate) kernel: String,
     pub(crate) threads: u64,
+    pub(crate) predicted: Predicted,
     pub(crate) paths: Vec<PathPlan>,
     /// What the user should know and may want to change.
     pub(crate) warnings: Vec<String>,
+}
+
+/// What the cost model says of a step from the second on.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub(crate) struct Predicted {
+    pub(crate) seconds_per_step: f64,
+    /// Of it, how long the slowest path is busy.
+    pub(crate) paths_seconds: f64,
+    /// How long the kernels take; what is shorter hides behind what is longer.
+    pub(crate) kernels_seconds: f64,
 }
 
 /// What was decided about one storage path.

@@ -1,13 +1,14 @@
 //! From what the libraries report to the figures under their documented names.
 
-use tensortier::optimizer::{Optimizer, Plan, StepReport as Step};
+use tensortier::optimizer::{Machine, Optimizer, Plan, StepReport as Step};
 use tensortier::storage::dtype::DType;
 use tensortier::storage::path::Path;
 use tensortier::storage::store::{Explanation, Stats};
 
 use super::model::{Description, Source, dtype};
+use crate::Failure;
 use crate::args::AdamArgs;
-use crate::report::{self, Moved, PathMoved, PathPlan, StepReport};
+use crate::report::{self, Moved, PathMoved, PathPlan, Predicted, StepReport};
 
 /// Returns the name of an element type as it is written on the command line.
 fn name(dtype: DType) -> &'static str {
@@ -26,9 +27,10 @@ pub(super) fn plan(
     optimizer: &Optimizer,
     places: (&[Path], &Explanation),
     mut warnings: Vec<String>,
-) -> report::Plan {
+) -> Result<report::Plan, Failure> {
     let plan = optimizer.plan();
     let (paths, explanation) = places;
+    let predicted = predicted(optimizer, explanation)?;
     warnings.extend(explanation.notes.iter().cloned());
     let n = plan.subgroups.len() as u64;
     let first = description.params.first().map_or(DType::F32, |param| param.weight_dtype);
@@ -40,7 +42,7 @@ pub(super) fn plan(
         ),
         Source::MadeUp { .. } => (String::from("made up"), None),
     };
-    report::Plan {
+    Ok(report::Plan {
         model,
         source,
         parameters: plan.elements(),
@@ -65,9 +67,25 @@ pub(super) fn plan(
         expected_writes: n - plan.kept_after(2).subgroups,
         kernel: optimizer.isa().to_string(),
         threads: optimizer.threads() as u64,
+        predicted,
         paths: path_plans(plan, paths, explanation),
         warnings,
-    }
+    })
+}
+
+/// Returns what the cost model says of the second step and those after it.
+fn predicted(optimizer: &Optimizer, explanation: &Explanation) -> Result<Predicted, Failure> {
+    let machine = Machine {
+        paths: explanation.paths.iter().map(|path| path.profile).collect(),
+        elements_per_second: optimizer.measure_kernels()?,
+    };
+    let step = optimizer.plan().predict(&machine, 2);
+    let slowest = step.paths.iter().map(|path| path.busy).max().unwrap_or_default();
+    Ok(Predicted {
+        seconds_per_step: step.elapsed.as_secs_f64(),
+        paths_seconds: slowest.as_secs_f64(),
+        kernels_seconds: step.computing.as_secs_f64(),
+    })
 }
 
 /// Returns the state precision of all parameters, or that they have several.

@@ -44,7 +44,7 @@ pub(super) fn run(args: &AdamArgs) -> Result<Outcome, Failure> {
     let store = places::open(args, &paths)?;
     let optimizer = Optimizer::open(store.clone(), plan)?;
     let explanation = store.explain();
-    let plan = figures::plan(args, &description, &optimizer, (&paths, &explanation), warnings);
+    let plan = figures::plan(args, &description, &optimizer, (&paths, &explanation), warnings)?;
     say(args, &plan_text(&plan));
 
     let mut job = Job { args, description, optimizer, stop, writer, steps: Vec::new() };

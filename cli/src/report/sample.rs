@@ -55,6 +55,7 @@ fn plan() -> Plan {
         expected_writes: 65,
         kernel: "avx512".into(),
         threads: 2,
+        predicted: Predicted { seconds_per_step: 1.3, paths_seconds: 1.25, kernels_seconds: 0.05 },
         paths: vec![path, remote],
         warnings: vec!["path 1 is on tmpfs: its bytes take memory; name a disk".into()],
     }
@@ -123,6 +124,7 @@ memory   48.0 MiB for state: c = 22 subgroups stay from step to step, 4.00 MiB i
          beside it 86.6 MiB weights and 43.3 MiB gradients
 order    alternate, evict by schedule: 65 reads and 65 writes per step from the second on
 kernel   avx512, 2 threads
+time     predicted 1.30 s per step from the second on: paths 1.25 s, kernels 0.050 s
 path 0   /nvme (nvme): 71.4 % of the state, 124 MiB
          uring: io_uring works here
          direct: O_DIRECT works with 4096-byte alignment
@@ -171,7 +173,7 @@ fn the_summary() {
 const SUMMARY: &str = "
 steps    2 in 1.75 s: 26.0 Mparam/s
 limit    1.20 s per step at the 2.50 GB/s the paths carried beside the run; achieved 1.50 s
-         achieved / limit = 80 %
+         achieved / limit = 80 %; predicted 1.30 s
 moved    reads and writes equal the plan's 65 reads and 65 writes from the second step on
 path 0   /nvme: read 65.0 MiB, written 160 MiB
 path 1   /shared/scratch: read 65.0 MiB, written 160 MiB
@@ -203,17 +205,22 @@ fn a_summary_of_what_went_wrong() {
     );
 }
 
-/// Every name in the JSON must stand in its documentation, and every name there in the JSON.
 #[test]
 fn the_names_of_the_json_are_documented() {
     let report =
         Report { format: Report::FORMAT, plan: plan(), steps: steps(), summary: summary() };
-    let json: serde_json::Value = serde_json::from_str(&report.to_json().unwrap()).unwrap();
+    let page = include_str!("../../../docs/json.md");
+    let (of_run, of_ablation) = page.split_once("\n## ").unwrap();
+    documented(&report.to_json().unwrap(), of_run);
+    documented(&super::super::ablation::sample().to_json().unwrap(), of_ablation);
+}
+
+/// Every name in the JSON must stand in its documentation, and every name there in the JSON.
+fn documented(json: &str, page: &str) {
     let mut names = Vec::new();
-    collect(&json, "", &mut names);
+    collect(&serde_json::from_str(json).unwrap(), "", &mut names);
     names.sort();
     names.dedup();
-    let page = include_str!("../../../docs/json.md");
     let rows = page.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
     let mut documented: Vec<String> = rows.map(str::to_owned).collect();
     documented.sort();

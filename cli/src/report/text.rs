@@ -5,7 +5,7 @@ use std::fmt::Write;
 use tensortier::storage::units::{Bytes, BytesPerSecond, Count};
 
 use super::table::Table;
-use super::{MemoryReport, PathPlan, Plan, StepReport, Summary};
+use super::{MemoryReport, PathPlan, Plan, Predicted, StepReport, Summary};
 
 /// Returns the plan as a block of text.
 pub(crate) fn plan_text(plan: &Plan) -> String {
@@ -63,6 +63,16 @@ pub(crate) fn plan_text(plan: &Plan) -> String {
         format!("{}, evict by {}: {}", plan.order, plan.evict, expected_moves(plan)),
     );
     block.line("kernel", format!("{}, {} threads", plan.kernel, plan.threads));
+    let Predicted { seconds_per_step, paths_seconds, kernels_seconds } = plan.predicted;
+    block.line(
+        "time",
+        format!(
+            "predicted {} s per step from the second on: paths {} s, kernels {} s",
+            seconds(seconds_per_step),
+            seconds(paths_seconds),
+            seconds(kernels_seconds)
+        ),
+    );
     for (index, path) in plan.paths.iter().enumerate() {
         path_lines(&mut block, index, path);
     }
@@ -177,7 +187,14 @@ pub(crate) fn summary_text(plan: &Plan, summary: &Summary) -> String {
                 seconds(limit.achieved_seconds_per_step),
             ),
         );
-        block.line("", format!("achieved / limit = {:.0} %", limit.achieved * 100.0));
+        block.line(
+            "",
+            format!(
+                "achieved / limit = {:.0} %; predicted {} s",
+                limit.achieved * 100.0,
+                seconds(plan.predicted.seconds_per_step)
+            ),
+        );
     }
     if let Some(expected) = summary.as_expected {
         let are = if expected { "equal" } else { "DIFFER from" };
