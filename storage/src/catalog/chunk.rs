@@ -7,6 +7,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::arena::{FillGuard, FrameMut, FrameRef};
+use crate::codec::Form;
 use crate::error::Result;
 use crate::residency::{Mode, Residency};
 use crate::sync::{AtomicU64, Mutex};
@@ -37,6 +38,8 @@ struct Presence {
     waiters: VecDeque<Waiter>,
     framed_at: Option<Instant>,
     awaited: bool,
+    /// The checksums of the frame's bytes, if they were taken when these were put there.
+    sums: Option<Form>,
     /// The directory of the path that hangs while it reads the frame.
     pinned_by: Option<Box<Path>>,
     /// How many of its leases end or are handed out by themselves, when a copy is complete: whoever
@@ -125,6 +128,16 @@ impl Cell {
             FrameSlot::Here(frame) => Some(frame.clone()),
             _ => None,
         }
+    }
+
+    /// Notes the checksums of the frame's bytes.
+    pub(crate) fn set_sums(&mut self, sums: Form) {
+        self.presence().sums = Some(sums);
+    }
+
+    /// Takes the checksums of the frame's bytes, if they are known.
+    pub(crate) fn take_sums(&mut self) -> Option<Form> {
+        self.presence.as_mut()?.sums.take()
     }
 
     /// Notes that a frame was found for what waits: what is waited before is waiting for memory.

@@ -219,7 +219,11 @@ impl Cell {
         }
         match self.take_frame(FrameSlot::Out) {
             FrameSlot::Here(frame) => match frame.try_exclusive() {
-                Ok(frame) => Some(Granted::Write(frame)),
+                Ok(frame) => {
+                    // Whatever the holder says of them in the end, the bytes may be others.
+                    self.take_sums();
+                    Some(Granted::Write(frame))
+                }
                 Err(frame) => {
                     self.set_frame(FrameSlot::Here(frame));
                     None

@@ -17,7 +17,7 @@ use super::room::{Frame, Need};
 use super::state::Mover;
 use super::transfers::{Answered, Load, Part, TransferId};
 use super::want::{Demand, Hint, Want};
-use super::worker::Job;
+use super::worker::{self, HERE_BYTES, Job};
 use super::{Lent, Loading, Msg};
 
 /// How often a read that failed is tried again: an error may pass.
@@ -167,6 +167,9 @@ impl Mover {
             drop(cell);
             counters.zero_fills.add(1);
             counters.zero_fill_bytes.add(chunk.bytes());
+            if frame.len() <= HERE_BYTES {
+                return self.filled(&chunk, Ok(worker::zero(frame)));
+            }
             let _ = self.workers.send(Job::Zero { chunk, frame });
             return;
         };
@@ -222,6 +225,11 @@ impl Mover {
             _ => None,
         };
         match (error, frame, form.filter(Form::is_work)) {
+            (None, Some(frame), Some(form)) if frame.len() <= HERE_BYTES => {
+                let scratch = &mut self.scratch;
+                let result = worker::verify(&self.handle, &chunk, frame, &form, scratch);
+                self.filled(&chunk, result);
+            }
             (None, Some(frame), Some(form)) => {
                 let _ = self.workers.send(Job::Verify { chunk, frame, form });
             }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::catalog::ChunkRef;
+use crate::codec::Scratch;
 use crate::error::Error;
 use crate::evict::EvictionPolicy;
 use crate::id::{ChunkId, Class, PathId};
@@ -26,6 +27,7 @@ pub(super) struct Mover {
     pub(super) handle: Handle,
     pub(super) messages: Receiver<Msg>,
     pub(super) workers: Sender<Job>,
+    pub(super) scratch: Scratch,
     pub(super) policy: Box<dyn EvictionPolicy>,
 
     /// Chunks whose frame is in the arena.
@@ -103,6 +105,7 @@ impl Mover {
             handle,
             messages,
             workers,
+            scratch: Scratch::default(),
             policy,
             resident: HashMap::new(),
             demand: VecDeque::new(),
