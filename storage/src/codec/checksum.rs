@@ -4,10 +4,8 @@ use std::hash::Hasher;
 
 use twox_hash::XxHash3_64;
 
-use super::block::{BLOCK_BYTES, blocks};
+use super::block::{BLOCK_BYTES, PIECE_BYTES, blocks};
 
-/// What is taken up at a time, in bytes: it stays in the first cache between two passes over it.
-const PIECE_BYTES: usize = 16 << 10;
 const LINE_BYTES: usize = 64;
 
 /// The xxh3-64 checksums of a chunk's blocks, in order.
@@ -39,6 +37,7 @@ impl Checksums {
     /// Copies `from` to `into`, which is as long, and returns the checksums of what is in `into`
     /// then; one pass over memory, which costs little more than the copy.
     pub fn of_copy(from: &[u8], into: &mut [u8]) -> Self {
+        debug_assert_eq!(from.len(), into.len());
         Checksums(blocks(from).zip(into.chunks_mut(BLOCK_BYTES)).map(sum_of_copy).collect())
     }
 

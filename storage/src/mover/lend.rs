@@ -2,7 +2,7 @@
 
 use crate::arena::FrameMut;
 use crate::catalog::{ChunkRef, FrameSlot};
-use crate::codec::{Checksums, Form};
+use crate::codec::{Checksums, Form, copy};
 use crate::sync::Ordering;
 use crate::ticket::{Ticket, ticket};
 
@@ -38,7 +38,7 @@ impl Lent {
         let sums = if self.handle.shared.checksums {
             Some(Form::new(Some(Checksums::of_copy(bytes, &mut frame)), None))
         } else {
-            frame.copy_from_slice(bytes);
+            copy(bytes, &mut frame);
             None
         };
         let mut cell = chunk.cell.lock();

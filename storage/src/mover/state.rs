@@ -31,7 +31,7 @@ pub(super) struct Mover {
     pub(super) policy: Box<dyn EvictionPolicy>,
 
     /// Chunks whose frame is in the arena.
-    pub(super) resident: HashMap<ChunkId, ChunkRef>,
+    pub(super) resident: HashMap<ChunkId, Arc<ChunkRef>>,
     pub(super) demand: VecDeque<Demand>,
     /// How long a demand waits when only leases hold memory.
     pub(super) patience: Duration,

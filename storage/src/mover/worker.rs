@@ -70,17 +70,14 @@ fn run(job: Job, handle: &Handle, scratch: &mut Scratch) -> Msg {
             let _ = form.set(Form::new(Some(sums), None));
             Msg::Summed(chunk)
         }
-        Job::Zero { chunk, frame } => Msg::Filled { result: Ok(zero(frame)), chunk },
+        Job::Zero { chunk, mut frame } => {
+            frame.fill(0);
+            Msg::Filled { chunk, result: Ok(frame) }
+        }
         Job::Verify { chunk, frame, form } => {
             Msg::Filled { result: verify(handle, &chunk, frame, &form, scratch), chunk }
         }
     }
-}
-
-/// Makes a frame one of zeros.
-pub(super) fn zero(mut frame: FrameMut) -> FrameMut {
-    frame.fill(0);
-    frame
 }
 
 /// Makes a loaded frame the chunk that was written.
@@ -120,7 +117,7 @@ fn pack(
 
 fn corrupt(handle: &Handle, chunk: &ChunkRef, form: &Form, bad: &Bad) -> Error {
     let offset = form.stored_offset(bad.block());
-    let path = chunk.cell.lock().disk.as_ref().and_then(|disk| disk.pieces.path_at(offset));
+    let path = chunk.cell.lock().disk.as_ref().and_then(|disk| disk.path_at(offset));
     let dir = |path| handle.shared.paths.get(path).capabilities().dir.clone();
     let path = path.map(dir).unwrap_or_default();
     let (key, chunk) = (chunk.key_text(), chunk.index());

@@ -2,7 +2,7 @@
 //! has accepted them for good the old extent is freed. What one path refuses another gets.
 
 use crate::arena::granules_up;
-use crate::catalog::{ChunkRef, DiskCopy, FrameSlot, Piece, Pieces};
+use crate::catalog::{ChunkRef, DiskCopy, FrameSlot, Piece};
 use crate::error::{Errno, Error};
 use crate::id::{Class, PathId};
 use crate::path::{Condition, Member};
@@ -268,7 +268,7 @@ impl Mover {
         counters.written_bytes.add(chunk.bytes());
         counters.stored_bytes.add(pieces.iter().map(Piece::bytes).sum());
         counters.packed.add(form.is_packed().into());
-        let copy = DiskCopy { pieces: Pieces::new(pieces), form };
+        let copy = DiskCopy::new(pieces, form);
         let mut cell = chunk.cell.lock();
         let old = cell.disk.replace(copy);
         let after = cell.residency.drained(true);
@@ -345,7 +345,7 @@ impl Mover {
 
     /// Gives the space of a copy back.
     fn free_copy(&mut self, copy: DiskCopy) {
-        copy.pieces.into_vec().into_iter().for_each(|piece| self.free_piece(piece));
+        copy.into_pieces().into_iter().for_each(|piece| self.free_piece(piece));
     }
 
     /// Gives space on a path back, now or when nothing that hangs reads it any more.
