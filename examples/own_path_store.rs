@@ -83,10 +83,8 @@ impl PathStore for MapPath {
     fn close(&self, grace: Duration) -> Result<(), CloseError> {
         lock(&self.state).closed = true;
         drop(lock(&self.jobs).take());
-        match lock(&self.ended).recv_timeout(grace) {
-            Err(RecvTimeoutError::Timeout) => Err(busy()),
-            _ => Ok(()),
-        }
+        let ended = lock(&self.ended).recv_timeout(grace);
+        if ended == Err(RecvTimeoutError::Timeout) { Err(busy()) } else { Ok(()) }
     }
     fn capabilities(&self) -> &Capabilities {
         &self.capabilities

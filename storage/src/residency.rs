@@ -64,7 +64,7 @@ pub(crate) enum Left {
     Same,
     /// A new version.
     New,
-    /// Bytes that are nobody's, since a copy into them failed: nobody must see them.
+    /// Bytes that are nobody's, since a copy into them failed or never began: nobody must see them.
     Void,
 }
 
@@ -293,6 +293,18 @@ impl Residency {
     pub(crate) fn filled(&mut self, ok: bool) -> After {
         self.host = if ok { Host::Valid } else { Host::None };
         self.after()
+    }
+
+    /// The frame that was to be filled goes as it is to an exclusive lease that overwrites all of it.
+    /// Returns whether it may.
+    pub(crate) fn lend(&mut self) -> bool {
+        let stays = !self.deleted && self.leaving == Leaving::No;
+        let may = self.host == Host::Filling && stays && !self.leased() && self.pins == 0;
+        if may {
+            self.host = Host::Valid;
+            self.writer = true;
+        }
+        may
     }
 
     /// New contents were put in a frame that was not filled from a path.

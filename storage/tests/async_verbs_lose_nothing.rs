@@ -64,6 +64,26 @@ fn buffers_come_back_when_it_worked() {
 }
 
 #[test]
+fn what_is_overwritten_whole_is_not_loaded() {
+    let (store, path) = store();
+    let mut bytes = pattern(LEN, 3);
+    let object = store.put("a", DType::U8, &[LEN as u64], &bytes).unwrap();
+    store.evict(&object).unwrap();
+    let reads = path.counters().reads;
+    store.write_range(&object, 4096..4 * 4096, &[1; 3 * 4096]).unwrap();
+    assert_eq!(path.counters().reads, reads);
+    bytes[4096..4 * 4096].fill(1);
+    assert_eq!(read(&store, "a").unwrap(), bytes);
+    store.evict(&object).unwrap();
+    let reads = path.counters().reads;
+    store.write_range(&object, 10..LEN as u64 - 10, &[2; LEN - 20]).unwrap();
+    assert_eq!(path.counters().reads, reads + 2, "the first and the last alone");
+    bytes[10..LEN - 10].fill(2);
+    store.evict(&object).unwrap();
+    assert_eq!(read(&store, "a").unwrap(), bytes);
+}
+
+#[test]
 fn buffers_come_back_when_it_failed() {
     let (store, _) = store();
     let failed = block_on(store.put_async("a", DType::F32, &[2], vec![7; 9])).unwrap_err();

@@ -4,14 +4,16 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::arena::{FillGuard, FrameMut, FrameRef};
+use crate::codec::Form;
 use crate::error::Result;
-use crate::residency::{Mode, Residency};
+use crate::residency::{Left, Mode, Residency};
 use crate::sync::{AtomicU64, Mutex};
 
-use super::DiskCopy;
+use super::{ChunkName, ChunkRef, DiskCopy};
 
 /// A chunk of one object. All that changes is in the [`Cell`] behind one lock, which is never held
 /// across I/O or while a ticket is answered.
@@ -34,14 +36,25 @@ pub(crate) struct Cell {
 #[derive(Debug, Default)]
 struct Presence {
     frame: FrameSlot,
-    waiters: VecDeque<Waiter>,
-    framed_at: Option<Instant>,
+    /// What leases share a hold on while the frame is in memory, instead of each having one of its own
+    /// on the object, where those of all chunks would meet. It goes with the frame.
+    keeper: Option<Arc<ChunkRef>>,
     awaited: bool,
-    /// The directory of the path that hangs while it reads the frame.
-    pinned_by: Option<Box<Path>>,
+    /// The checksums of the frame's bytes, if they were taken when these were put there.
+    sums: Option<Form>,
+    waiting: Option<Box<Waiting>>,
     /// How many of its leases end or are handed out by themselves, when a copy is complete: whoever
     /// needs memory waits for that and does not fail.
     passing: u32,
+}
+
+/// What a chunk has until its frame is there and nobody waits, or while a path hangs.
+#[derive(Debug, Default)]
+struct Waiting {
+    waiters: VecDeque<Waiter>,
+    framed_at: Option<Instant>,
+    /// The directory of the path that hangs while it reads the frame.
+    pinned_by: Option<Box<Path>>,
 }
 
 /// Where a chunk's frame is.
@@ -63,6 +76,8 @@ pub(crate) struct Waiter {
     pub(crate) mode: Mode,
     /// Whether the lease is to count as passing.
     pub(crate) passing: bool,
+    /// Whether all bytes will be overwritten, so that none need be loaded.
+    pub(crate) overwrites: bool,
     pub(crate) since: Instant,
     pub(crate) reply: Box<dyn Reply>,
 }
@@ -79,7 +94,8 @@ pub(crate) trait Reply: Send {
 #[derive(Debug)]
 pub(crate) enum Granted {
     Read(FrameRef),
-    Write(FrameMut),
+    /// And what the lease leaves behind, as far as is known.
+    Write(FrameMut, Left),
 }
 
 /// How long a lease was waited for, and for what.
@@ -127,9 +143,35 @@ impl Cell {
         }
     }
 
+    /// Notes what leases share while the frame is in memory. Whoever does so must have the frame taken
+    /// out in the end: until then the chunk keeps its object.
+    pub(crate) fn set_keeper(&mut self, keeper: &Arc<ChunkRef>) {
+        if let Some(presence) = &mut self.presence
+            && !matches!(presence.frame, FrameSlot::Empty)
+        {
+            presence.keeper = Some(Arc::clone(keeper));
+        }
+    }
+
+    /// Returns a hold on the chunk, which is called `name`.
+    pub(crate) fn keeper(&self, name: ChunkName<'_>) -> Arc<ChunkRef> {
+        let kept = self.presence.as_ref().and_then(|presence| presence.keeper.as_ref());
+        kept.map_or_else(|| Arc::new(name.keep()), Arc::clone)
+    }
+
+    /// Notes the checksums of the frame's bytes.
+    pub(crate) fn set_sums(&mut self, sums: Form) {
+        self.presence().sums = Some(sums);
+    }
+
+    /// Takes the checksums of the frame's bytes, if they are known.
+    pub(crate) fn take_sums(&mut self) -> Option<Form> {
+        self.presence.as_mut()?.sums.take()
+    }
+
     /// Notes that a frame was found for what waits: what is waited before is waiting for memory.
     pub(crate) fn framed(&mut self, now: Instant) {
-        self.presence().framed_at = Some(now);
+        self.waiting_mut().framed_at = Some(now);
     }
 
     /// Notes whether a prefetch brings it, and nobody has leased it yet.
@@ -144,23 +186,31 @@ impl Cell {
         self.presence.as_ref().is_some_and(|presence| presence.awaited)
     }
 
-    /// Splits the time since `since` into waiting for memory and waiting for the rest.
-    pub(crate) fn waits_since(&self, since: Instant) -> Waits {
+    /// Splits the time since the first who waits began to into waiting for memory and waiting for the
+    /// rest.
+    pub(crate) fn waits(&self) -> Waits {
+        let Some(waiting) = self.waiting() else { return Waits::default() };
+        let Some(since) = waiting.waiters.front().map(|waiter| waiter.since) else {
+            return Waits::default();
+        };
         let all = since.elapsed();
-        let framed_at = self.presence.as_ref().and_then(|presence| presence.framed_at);
-        let memory = framed_at.map_or(all, |at| at.saturating_duration_since(since)).min(all);
+        let memory = match waiting.framed_at {
+            Some(at) => at.saturating_duration_since(since).min(all),
+            None if matches!(self.frame(), FrameSlot::Empty) => all,
+            None => Duration::ZERO,
+        };
         Waits { memory, arrival: all - memory, hit: false }
     }
 
     /// A write of the frame to the path in that directory hangs.
     pub(crate) fn pin(&mut self, dir: &Path) {
         self.residency.pin();
-        self.presence().pinned_by = Some(dir.into());
+        self.waiting_mut().pinned_by = Some(dir.into());
     }
 
     /// Returns the directory of the path that hangs while it reads the frame.
     pub(crate) fn pinned_by(&self) -> Option<&Path> {
-        self.presence.as_ref()?.pinned_by.as_deref()
+        self.waiting()?.pinned_by.as_deref()
     }
 
     /// Returns whether a lease ends or is handed out by itself.
@@ -181,30 +231,37 @@ impl Cell {
 
     /// Returns whether nobody waits.
     pub(crate) fn is_unwaited(&self) -> bool {
-        self.presence.as_ref().is_none_or(|presence| presence.waiters.is_empty())
+        self.waiting().is_none_or(|waiting| waiting.waiters.is_empty())
     }
 
     /// Returns what the first who waits wants.
     pub(crate) fn next_waiter(&self) -> Option<Mode> {
-        self.presence.as_ref()?.waiters.front().map(|waiter| waiter.mode)
+        self.waiting()?.waiters.front().map(|waiter| waiter.mode)
+    }
+
+    /// Returns whether the first who waits will overwrite all bytes.
+    pub(crate) fn is_overwritten_next(&self) -> bool {
+        let first = self.waiting().and_then(|waiting| waiting.waiters.front());
+        first.is_some_and(|waiter| waiter.overwrites)
     }
 
     pub(crate) fn add_waiter(&mut self, waiter: Waiter) {
-        self.presence().waiters.push_back(waiter);
+        self.waiting_mut().waiters.push_back(waiter);
     }
 
     pub(crate) fn pop_waiter(&mut self) -> Option<Waiter> {
-        let waiter = self.presence.as_mut()?.waiters.pop_front();
+        let waiter = self.presence.as_mut()?.waiting.as_mut()?.waiters.pop_front();
         self.shrink();
         waiter
     }
 
     /// Takes out those who wait and are not `kept`, in order.
     pub(crate) fn take_waiters(&mut self, kept: impl Fn(&Waiter) -> bool) -> Vec<Waiter> {
-        let Some(presence) = &mut self.presence else { return Vec::new() };
-        let waiters = std::mem::take(&mut presence.waiters);
-        let (waiting, out): (VecDeque<_>, VecDeque<_>) = waiters.into_iter().partition(kept);
-        presence.waiters = waiting;
+        let waiting = self.presence.as_mut().and_then(|presence| presence.waiting.as_mut());
+        let Some(waiting) = waiting else { return Vec::new() };
+        let waiters = std::mem::take(&mut waiting.waiters);
+        let (still, out): (VecDeque<_>, VecDeque<_>) = waiters.into_iter().partition(kept);
+        waiting.waiters = still;
         self.shrink();
         out.into()
     }
@@ -213,13 +270,23 @@ impl Cell {
         self.presence.get_or_insert_default()
     }
 
+    fn waiting(&self) -> Option<&Waiting> {
+        self.presence.as_ref()?.waiting.as_deref()
+    }
+
+    fn waiting_mut(&mut self) -> &mut Waiting {
+        self.presence().waiting.get_or_insert_default()
+    }
+
     /// Gives up what only a chunk in memory or waited for needs.
     fn shrink(&mut self) {
-        let unneeded = |p: &Presence| {
-            matches!(p.frame, FrameSlot::Empty) && p.waiters.is_empty() && p.passing == 0
-        };
-        if self.presence.as_ref().is_some_and(|presence| unneeded(presence)) {
-            self.presence = None;
+        let Some(presence) = &mut self.presence else { return };
+        let unwaited = presence.waiting.as_ref().is_none_or(|w| w.waiters.is_empty());
+        let pinned = presence.waiting.as_ref().is_some_and(|w| w.pinned_by.is_some());
+        match presence.frame {
+            FrameSlot::Empty if unwaited && presence.passing == 0 => self.presence = None,
+            FrameSlot::Here(_) if unwaited && !pinned => presence.waiting = None,
+            _ => {}
         }
     }
 }
@@ -236,7 +303,7 @@ mod tests {
 
     #[test]
     fn a_chunk_on_a_path_is_small() {
-        assert_eq!((size_of::<Residency>(), size_of::<Cell>()), (24, 72));
-        assert_eq!(size_of::<Chunk>(), 88);
+        assert_eq!((size_of::<Residency>(), size_of::<Cell>()), (24, 56));
+        assert_eq!(size_of::<Chunk>(), 72);
     }
 }

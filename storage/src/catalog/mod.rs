@@ -9,8 +9,8 @@ mod object;
 
 pub use chunk::Waits;
 pub(crate) use chunk::{Cell, Chunk, FrameSlot, Granted, Reply, Waiter};
-pub(crate) use disk::{DiskCopy, Piece, Pieces};
+pub(crate) use disk::{DiskCopy, Piece};
 pub(crate) use index::Catalog;
 pub use key::Key;
 pub(crate) use layout::Layout;
-pub(crate) use object::{ChunkRef, Object};
+pub(crate) use object::{ChunkName, ChunkRef, Object};

@@ -21,17 +21,31 @@ pub(crate) struct Object {
     body: Body,
 }
 
+/// A chunk of several, apart from the others: threads that lease one of them each must not have a
+/// line of memory go to and fro between their processors.
+#[derive(Default)]
+#[repr(align(128))]
+struct Apart(Chunk);
+
 /// An object of one chunk has it in place. Each variant has a layout, so that the layout's spare
 /// values tell them apart and it takes no word of its own.
 enum Body {
     One { layout: Layout, chunk: Chunk },
-    Many { layout: Layout, chunks: Box<[Chunk]>, chunk_bytes: u64 },
+    Many { layout: Layout, chunks: Box<[Apart]>, chunk_bytes: u64 },
 }
 
 /// A chunk of an object; keeps the object. Clones are cheap.
 #[derive(Clone)]
 pub(crate) struct ChunkRef {
     object: Arc<Object>,
+    index: u32,
+}
+
+/// Names a chunk of an object that somebody else keeps. Threads that use one object count in it as
+/// rarely as they can: each count takes the line of memory away from the others.
+#[derive(Clone, Copy)]
+pub(crate) struct ChunkName<'a> {
+    object: &'a Arc<Object>,
     index: u32,
 }
 
@@ -64,7 +78,7 @@ impl Object {
         let body = match count {
             1 => Body::One { layout, chunk: Chunk::default() },
             _ => {
-                let chunks = (0..count).map(|_| Chunk::default()).collect();
+                let chunks = (0..count).map(|_| Apart::default()).collect();
                 Body::Many { layout, chunks, chunk_bytes }
             }
         };
@@ -107,16 +121,20 @@ impl Object {
         }
     }
 
-    fn slice(&self) -> &[Chunk] {
+    /// Returns how many chunks there are.
+    pub(crate) fn chunk_count(&self) -> u32 {
         match &self.body {
-            Body::One { chunk, .. } => std::slice::from_ref(chunk),
-            Body::Many { chunks, .. } => chunks,
+            Body::One { .. } => 1,
+            Body::Many { chunks, .. } => chunks.len() as u32,
         }
     }
 
-    /// Returns how many chunks there are.
-    pub(crate) fn chunk_count(&self) -> u32 {
-        self.slice().len() as u32
+    /// Returns a chunk of an index that exists.
+    fn at(&self, index: u32) -> &Chunk {
+        match &self.body {
+            Body::One { chunk, .. } => chunk,
+            Body::Many { chunks, .. } => &chunks[index as usize].0,
+        }
     }
 
     /// Returns the chunk of this index.
@@ -124,9 +142,17 @@ impl Object {
     /// # Errors
     /// [`Error::OutOfRange`] beyond the last.
     pub(crate) fn chunk(self: &Arc<Self>, index: u32) -> Result<ChunkRef> {
+        self.named(index).map(ChunkName::keep)
+    }
+
+    /// As [`Object::chunk`], without a hold on the object.
+    ///
+    /// # Errors
+    /// As [`Object::chunk`].
+    pub(crate) fn named(self: &Arc<Self>, index: u32) -> Result<ChunkName<'_>> {
         let count = self.chunk_count();
         if index < count {
-            return Ok(ChunkRef { object: Arc::clone(self), index });
+            return Ok(ChunkName { object: self, index });
         }
         Err(Error::OutOfRange {
             key: self.key().to_string(),
@@ -206,6 +232,11 @@ impl ChunkRef {
         self.object.key().to_string()
     }
 
+    /// Returns its name.
+    pub(crate) fn name(&self) -> ChunkName<'_> {
+        ChunkName { object: &self.object, index: self.index }
+    }
+
     pub(crate) fn downgrade(&self) -> WeakChunk {
         WeakChunk { object: Arc::downgrade(&self.object), index: self.index }
     }
@@ -217,11 +248,25 @@ impl WeakChunk {
     }
 }
 
+impl ChunkName<'_> {
+    /// Returns a handle on the chunk, which keeps the object.
+    pub(crate) fn keep(self) -> ChunkRef {
+        ChunkRef { object: Arc::clone(self.object), index: self.index }
+    }
+}
+
+// A handle is only made of an index that exists.
 impl Deref for ChunkRef {
     type Target = Chunk;
     fn deref(&self) -> &Chunk {
-        // A handle is only made of an index that exists.
-        &self.object.slice()[self.index as usize]
+        self.object.at(self.index)
+    }
+}
+
+impl Deref for ChunkName<'_> {
+    type Target = Chunk;
+    fn deref(&self) -> &Chunk {
+        self.object.at(self.index)
     }
 }
 
@@ -254,7 +299,7 @@ mod tests {
             assert!(lengths.iter().rev().skip(1).all(|bytes| *bytes == chunk_bytes));
             assert!(object.chunk(lengths.len() as u32).is_err());
         }
-        assert_eq!(size_of::<Object>(), 136);
+        assert_eq!(size_of::<Object>(), 120);
         assert!(object(&[8], 4096).memory_bytes() <= 200, "beside its key");
     }
 }

@@ -1,8 +1,12 @@
 //! Checksums per block: taken when a chunk is written, compared when it is read back.
 
+use std::hash::Hasher;
+
 use twox_hash::XxHash3_64;
 
-use super::block::blocks;
+use super::block::{BLOCK_BYTES, PIECE_BYTES, blocks};
+
+const LINE_BYTES: usize = 64;
 
 /// The xxh3-64 checksums of a chunk's blocks, in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,7 +31,14 @@ impl Checksums {
 
     /// Returns the checksums of blocks of any length; one pass over memory.
     pub fn of_parts(parts: impl Iterator<Item: AsRef<[u8]>>) -> Self {
-        Checksums(parts.map(|part| XxHash3_64::oneshot(part.as_ref())).collect())
+        Checksums(parts.map(|part| sum(part.as_ref())).collect())
+    }
+
+    /// Copies `from` to `into`, which is as long, and returns the checksums of what is in `into`
+    /// then; one pass over memory, which costs little more than the copy.
+    pub fn of_copy(from: &[u8], into: &mut [u8]) -> Self {
+        debug_assert_eq!(from.len(), into.len());
+        Checksums(blocks(from).zip(into.chunks_mut(BLOCK_BYTES)).map(sum_of_copy).collect())
     }
 
     /// Checks `bytes` against these checksums; one pass over memory.
@@ -46,7 +57,7 @@ impl Checksums {
         let mut expected = self.0.iter().copied();
         let mut index = 0;
         for block in parts {
-            let (expected, actual) = (expected.next(), XxHash3_64::oneshot(block.as_ref()));
+            let (expected, actual) = (expected.next(), sum(block.as_ref()));
             if expected != Some(actual) {
                 return Err(Mismatch { block: index, expected: expected.unwrap_or(0), actual });
             }
@@ -73,6 +84,34 @@ impl Checksums {
     }
 }
 
+fn sum(block: &[u8]) -> u64 {
+    if block.len() <= PIECE_BYTES {
+        return XxHash3_64::oneshot(block);
+    }
+    let mut hasher = XxHash3_64::new();
+    for piece in block.chunks(PIECE_BYTES) {
+        fetch(piece);
+        hasher.write(piece);
+    }
+    hasher.finish()
+}
+
+fn sum_of_copy((from, into): (&[u8], &mut [u8])) -> u64 {
+    let mut hasher = XxHash3_64::new();
+    for (from, into) in from.chunks(PIECE_BYTES).zip(into.chunks_mut(PIECE_BYTES)) {
+        into.copy_from_slice(from);
+        hasher.write(into);
+    }
+    hasher.finish()
+}
+
+/// Brings bytes into the cache. Loads that depend on nothing wait for memory many at a time; those of
+/// the checksum, with its work between them, some at a time.
+fn fetch(piece: &[u8]) {
+    let first = |line: &[u8]| line.first().copied().unwrap_or(0);
+    std::hint::black_box(piece.chunks(LINE_BYTES).fold(0, |all, line| all ^ first(line)));
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -92,5 +131,17 @@ mod tests {
         bytes.extend([0; BLOCK_BYTES]);
         assert_eq!(sums.verify(&bytes).unwrap_err().block, 2);
         assert_eq!(Checksums::of(&[]).verify(&[]), Ok(()));
+    }
+
+    #[test]
+    fn by_pieces_or_while_copying_they_are_the_checksums_of_whole_blocks() {
+        for len in [0, 1, PIECE_BYTES, PIECE_BYTES + 1, BLOCK_BYTES, 2 * BLOCK_BYTES + 70_001] {
+            let bytes: Vec<u8> = (0..len).map(|i| (i * 31) as u8).collect();
+            let whole: Vec<u64> = blocks(&bytes).map(XxHash3_64::oneshot).collect();
+            let mut copy = vec![0; len];
+            assert_eq!(Checksums::of_copy(&bytes, &mut copy).as_slice(), whole, "{len}");
+            assert_eq!(Checksums::of(&bytes).as_slice(), whole, "{len}");
+            assert_eq!(copy, bytes);
+        }
     }
 }

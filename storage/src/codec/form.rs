@@ -52,6 +52,19 @@ impl Form {
         })
     }
 
+    /// Takes note of the checksum of a chunk of one block.
+    pub(crate) fn of_one(sum: u64) -> Self {
+        Form(Kept::Sum(sum))
+    }
+
+    /// Returns the checksum if it is all there is to note.
+    pub(crate) fn only_sum(&self) -> Option<u64> {
+        match self.0 {
+            Kept::Sum(sum) => Some(sum),
+            Kept::Nothing | Kept::Blocks(_) => None,
+        }
+    }
+
     /// Returns how many bytes are stored of a chunk of `bytes`.
     pub fn stored_bytes(&self, bytes: u64) -> u64 {
         self.packed().map_or(bytes, Packed::stored_bytes)

@@ -11,6 +11,7 @@ mod shuffle;
 mod trial;
 
 pub use block::BLOCK_BYTES;
+pub(crate) use block::copy;
 pub use checksum::{Checksums, Mismatch};
 pub use form::{Bad, Form};
 pub use packed::{Encoding, Packed, Scratch, Undecodable};

@@ -55,7 +55,7 @@ impl Worker {
         if mode == Mode::Read {
             self.reading.insert(chunk.id(), id);
         }
-        let stage = Stage::Host(self.shared.host.lease_in_passing(chunk, mode));
+        let stage = Stage::Host(self.shared.host.lease_in_passing(chunk.name(), mode));
         self.fetches.insert(id, Fetch { chunk: chunk.clone(), class, whom, stage });
         self.host_answers(id);
     }

@@ -67,7 +67,7 @@ impl Mover {
         let at_rest = self.resident.values().filter_map(|chunk| {
             let cell = chunk.cell.lock();
             let frame = cell.residency.at_rest().then(|| cell.frame_to_read()).flatten()?;
-            Some((frame.arena_range(), chunk.clone()))
+            Some((frame.arena_range(), ChunkRef::clone(chunk)))
         });
         let mut frames: Vec<_> = at_rest.collect();
         frames.sort_unstable_by_key(|(range, _)| range.start);

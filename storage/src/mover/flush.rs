@@ -31,7 +31,7 @@ impl Mover {
         // Whoever asks for it may have made room: every path is offered the chunks afresh.
         self.forgive_paths();
         let mut waiting = HashSet::new();
-        let chunks: Vec<_> = self.resident.values().cloned().collect();
+        let chunks: Vec<_> = self.resident.values().map(|chunk| ChunkRef::clone(chunk)).collect();
         for chunk in chunks {
             let answer = chunk.cell.lock().residency.flush();
             match answer {

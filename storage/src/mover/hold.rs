@@ -4,7 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::catalog::{Cell, ChunkRef, FrameSlot, Granted, Reply, Waiter, Waits};
+use crate::arena::FrameMut;
+use crate::catalog::{Cell, ChunkName, ChunkRef, FrameSlot, Granted, Reply, Waiter, Waits};
 use crate::error::{Error, Result};
 use crate::id::Version;
 use crate::residency::{After, Host, Lease, Left, Mode};
@@ -16,27 +17,36 @@ use super::{Handle, Lane, Loading, Msg};
 /// A granted lease; its drop ends it.
 #[derive(Debug)]
 pub(crate) struct Hold {
-    chunk: ChunkRef,
+    chunk: Arc<ChunkRef>,
     granted: Option<Granted>,
-    left: Left,
     /// Whether it is counted as passing.
     passing: bool,
     waits: Waits,
     lane: Arc<Lane>,
 }
 
+/// What a lease is wanted for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Purpose {
+    Use,
+    /// It ends or is handed out by itself: whoever needs its memory waits for that and does not fail.
+    Passing,
+    /// All bytes are overwritten: what is not in memory need not be loaded.
+    Overwrite,
+}
+
 /// Tells the holder of a ticket for a lease.
 struct HoldReply {
     completer: Completer<Hold>,
     lane: Arc<Lane>,
-    chunk: ChunkRef,
+    chunk: Arc<ChunkRef>,
     passing: bool,
 }
 
 impl Reply for HoldReply {
     fn tell(self: Box<Self>, answer: Result<(Granted, Waits)>) {
         let Self { completer, lane, chunk, passing } = *self;
-        let hold = |(granted, waits)| lane.hold(&chunk, granted, waits, passing);
+        let hold = |(granted, waits)| lane.hold(chunk, granted, waits, passing);
         completer.complete(answer.map(hold));
     }
 
@@ -50,17 +60,24 @@ type Woken = Vec<(Waiter, Result<(Granted, Waits)>)>;
 
 impl Handle {
     /// Asks for a lease; a chunk in memory and free is granted at once.
-    pub(crate) fn lease(&self, chunk: &ChunkRef, mode: Mode) -> Ticket<Hold> {
-        self.lease_as(chunk, mode, false)
+    pub(crate) fn lease(&self, chunk: ChunkName<'_>, mode: Mode) -> Ticket<Hold> {
+        self.lease_as(chunk, mode, Purpose::Use)
+    }
+
+    /// Asks for an exclusive lease to overwrite all bytes. Unless they are borrowed before it ends,
+    /// the chunk is what it was.
+    pub(crate) fn lease_to_overwrite(&self, chunk: ChunkName<'_>) -> Ticket<Hold> {
+        self.lease_as(chunk, Mode::Write, Purpose::Overwrite)
     }
 
     /// As [`Handle::lease`], for a lease that ends or is handed out by itself: whoever needs its memory
     /// waits for that and does not fail.
-    pub(crate) fn lease_in_passing(&self, chunk: &ChunkRef, mode: Mode) -> Ticket<Hold> {
-        self.lease_as(chunk, mode, true)
+    pub(crate) fn lease_in_passing(&self, chunk: ChunkName<'_>, mode: Mode) -> Ticket<Hold> {
+        self.lease_as(chunk, mode, Purpose::Passing)
     }
 
-    fn lease_as(&self, chunk: &ChunkRef, mode: Mode, passing: bool) -> Ticket<Hold> {
+    fn lease_as(&self, name: ChunkName<'_>, mode: Mode, purpose: Purpose) -> Ticket<Hold> {
+        let (chunk, passing) = (&*name, purpose == Purpose::Passing);
         chunk.last_use.store(self.stamp(), Ordering::Relaxed);
         let mut cell = chunk.cell.lock();
         cell.set_awaited(false);
@@ -71,11 +88,12 @@ impl Handle {
                     if passing {
                         cell.pass();
                     }
+                    let chunk = cell.keeper(name);
                     drop(cell);
                     let lane = self.lane();
                     lane.hits.add(1);
                     if rescued {
-                        self.took_back(chunk);
+                        self.took_back(&chunk);
                     }
                     let waits = Waits { hit: true, ..Waits::default() };
                     return Ticket::answered(Ok(lane.hold(chunk, granted, waits, passing)));
@@ -83,53 +101,55 @@ impl Handle {
                 // Somebody still reads the frame on his way out; his end wakes us.
                 debug_assert!(false, "an exclusive lease of a shared frame");
                 cell.residency.undo_lease(mode);
-                self.wait_for(chunk, &mut cell, mode, passing)
+                self.wait_for(name, &mut cell, mode, purpose)
             }
             Lease::Wait => {
                 if cell.residency.host == Host::Filling {
                     self.shared.counters.misses.add(1);
                 }
-                self.wait_for(chunk, &mut cell, mode, passing)
+                self.wait_for(name, &mut cell, mode, purpose)
             }
             Lease::Load => {
-                let ticket = self.wait_for(chunk, &mut cell, mode, passing);
+                let ticket = self.wait_for(name, &mut cell, mode, purpose);
                 drop(cell);
                 self.shared.counters.misses.add(1);
-                self.send(Msg::Load(Loading::of(chunk)));
+                self.send(Msg::Load(Loading::of(&name.keep())));
                 ticket
             }
             Lease::Gone => {
                 drop(cell);
                 // At its end the mover gives all chunks up: that is no deletion to whoever asks.
                 let closed = self.shared.ended.load(Ordering::SeqCst);
-                Ticket::answered(Err(if closed { Error::Closed } else { gone(chunk) }))
+                Ticket::answered(Err(if closed { Error::Closed } else { gone(&name.keep()) }))
             }
-            Lease::Pinned => Ticket::answered(Err(cell.pinned(chunk))),
+            Lease::Pinned => Ticket::answered(Err(cell.pinned(&name.keep()))),
             Lease::Dropped => {
                 drop(cell);
-                Ticket::answered(Err(dropped(chunk)))
+                Ticket::answered(Err(dropped(&name.keep())))
             }
         }
     }
 
     fn wait_for(
         &self,
-        chunk: &ChunkRef,
+        name: ChunkName<'_>,
         cell: &mut Cell,
         mode: Mode,
-        passing: bool,
+        purpose: Purpose,
     ) -> Ticket<Hold> {
         // Under the cell's lock: either the mover's last look at the cell finds us, or we see this.
         if self.shared.ended.load(Ordering::SeqCst) {
             return Ticket::answered(Err(Error::Closed));
         }
         let (completer, ticket) = ticket();
-        let (lane, waited) = (Arc::clone(self.lane()), chunk.clone());
-        let reply = Box::new(HoldReply { completer, lane, chunk: waited, passing });
-        cell.add_waiter(Waiter { mode, passing, since: Instant::now(), reply });
-        let (handle, chunk) = (self.clone(), chunk.downgrade());
+        let (lane, chunk) = (Arc::clone(self.lane()), cell.keeper(name));
+        let (handle, waited) = (self.clone(), chunk.downgrade());
+        let passing = purpose == Purpose::Passing;
+        let overwrites = purpose == Purpose::Overwrite;
+        let reply = Box::new(HoldReply { completer, lane, chunk, passing });
+        cell.add_waiter(Waiter { mode, passing, overwrites, since: Instant::now(), reply });
         ticket.on_abandon(move || {
-            if let Some(chunk) = chunk.upgrade() {
+            if let Some(chunk) = waited.upgrade() {
                 handle.gave_up(&chunk);
             }
         });
@@ -151,13 +171,13 @@ impl Handle {
 impl Lane {
     fn hold(
         self: &Arc<Self>,
-        chunk: &ChunkRef,
+        chunk: Arc<ChunkRef>,
         granted: Granted,
         waits: Waits,
         passing: bool,
     ) -> Hold {
-        let (chunk, lane) = (chunk.clone(), Arc::clone(self));
-        Hold { chunk, granted: Some(granted), left: Left::Same, passing, waits, lane }
+        let lane = Arc::clone(self);
+        Hold { chunk, granted: Some(granted), passing, waits, lane }
     }
 
     /// Counts a write-back that was decided and will not happen.
@@ -176,8 +196,8 @@ impl Lane {
         }
     }
 
-    fn end(&self, chunk: &ChunkRef, granted: Granted, left: Left, passing: bool) {
-        let exclusive = matches!(granted, Granted::Write(_));
+    fn end(&self, chunk: &ChunkRef, granted: Granted, passing: bool) {
+        let exclusive = matches!(granted, Granted::Write(..));
         let mut cell = chunk.cell.lock();
         if passing {
             cell.passed();
@@ -187,7 +207,7 @@ impl Lane {
                 drop(frame);
                 cell.residency.unlease_read()
             }
-            Granted::Write(frame) => {
+            Granted::Write(frame, left) => {
                 cell.set_frame(FrameSlot::Here(frame.share()));
                 cell.residency.unlease_write(left)
             }
@@ -219,7 +239,11 @@ impl Cell {
         }
         match self.take_frame(FrameSlot::Out) {
             FrameSlot::Here(frame) => match frame.try_exclusive() {
-                Ok(frame) => Some(Granted::Write(frame)),
+                Ok(frame) => {
+                    // Whatever the holder says of them in the end, the bytes may be others.
+                    self.take_sums();
+                    Some(Granted::Write(frame, Left::Same))
+                }
                 Err(frame) => {
                     self.set_frame(FrameSlot::Here(frame));
                     None
@@ -230,6 +254,24 @@ impl Cell {
                 None
             }
         }
+    }
+
+    /// Gives a frame that was found to be filled as it is to the first who waits, if he overwrites all
+    /// of it; unless he does, nobody gets to see its bytes. Returns whom to wake.
+    ///
+    /// # Errors
+    /// The frame again, if it must be filled.
+    pub(super) fn grant_to_overwrite(
+        &mut self,
+        frame: FrameMut,
+    ) -> std::result::Result<Woken, FrameMut> {
+        if !self.is_overwritten_next() || !self.residency.lend() {
+            return Err(frame);
+        }
+        let (waits, granted) = (self.waits(), Granted::Write(frame, Left::Void));
+        self.set_frame(FrameSlot::Out);
+        let waiter = self.pop_waiter();
+        Ok(waiter.map(|waiter| (waiter, Ok((granted, waits)))).into_iter().collect())
     }
 
     /// Takes the frame out if the chunk left memory; the caller drops it once the lock is free.
@@ -256,11 +298,11 @@ impl Cell {
                 Lease::Pinned => Err(self.pinned(chunk)),
                 Lease::Dropped => Err(dropped(chunk)),
             };
+            let waits = self.waits();
             if let Some(waiter) = self.pop_waiter() {
                 if waiter.passing && answer.is_ok() {
                     self.pass();
                 }
-                let waits = self.waits_since(waiter.since);
                 woken.push((waiter, answer.map(|granted| (granted, waits))));
             }
         }
@@ -296,34 +338,40 @@ impl Hold {
     pub(crate) fn bytes(&self) -> &[u8] {
         match &self.granted {
             Some(Granted::Read(frame)) => frame,
-            Some(Granted::Write(frame)) => frame,
+            Some(Granted::Write(frame, _)) => frame,
             None => &[],
         }
     }
 
     /// Returns the chunk's bytes to be changed; empty for a shared lease.
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
-        self.left = Left::New;
+        self.leaves(Left::New);
         self.frame()
     }
 
     /// Returns the chunk's bytes to be overwritten by a copy; unless [`Hold::filled`] or
     /// [`Hold::not_begun`] is called before the lease ends, nobody gets to see them.
     pub(crate) fn bytes_to_fill(&mut self) -> &mut [u8] {
-        self.left = Left::Void;
+        self.leaves(Left::Void);
         self.frame()
+    }
+
+    fn leaves(&mut self, left: Left) {
+        if let Some(Granted::Write(_, leaves)) = &mut self.granted {
+            *leaves = left;
+        }
     }
 
     fn frame(&mut self) -> &mut [u8] {
         match &mut self.granted {
-            Some(Granted::Write(frame)) => frame,
+            Some(Granted::Write(frame, _)) => frame,
             _ => &mut [],
         }
     }
 
     /// Says whether the bytes were changed, whatever was borrowed.
     pub(crate) fn set_changed(&mut self, changed: bool) {
-        self.left = if changed { Left::New } else { Left::Same };
+        self.leaves(if changed { Left::New } else { Left::Same });
     }
 
     /// Returns the object's key as it is now, for a message.
@@ -333,12 +381,12 @@ impl Hold {
 
     /// The copy into the bytes is complete: they are a new version.
     pub(crate) fn filled(&mut self) {
-        self.left = Left::New;
+        self.leaves(Left::New);
     }
 
     /// The copy into the bytes was never begun: they are what they were.
     pub(crate) fn not_begun(&mut self) {
-        self.left = Left::Same;
+        self.leaves(Left::Same);
     }
 
     /// Says whether the lease ends or is handed out by itself, so that whoever needs memory waits for
@@ -378,7 +426,7 @@ impl AsRef<[u8]> for Hold {
 impl Drop for Hold {
     fn drop(&mut self) {
         if let Some(granted) = self.granted.take() {
-            self.lane.end(&self.chunk, granted, self.left, self.passing);
+            self.lane.end(&self.chunk, granted, self.passing);
         }
     }
 }

@@ -1,9 +1,8 @@
 //! Frames lent to callers who fill them with new contents: handed over to a chunk, or given back.
 
-use std::ops::{Deref, DerefMut};
-
 use crate::arena::FrameMut;
 use crate::catalog::{ChunkRef, FrameSlot};
+use crate::codec::{Checksums, Form, copy};
 use crate::sync::Ordering;
 use crate::ticket::{Ticket, ticket};
 
@@ -32,28 +31,25 @@ impl Lent {
         Lent { frame: Some(frame), handle }
     }
 
-    /// Makes the frame's bytes the contents of a chunk that was never in memory.
-    pub(crate) fn become_contents(mut self, chunk: &ChunkRef) {
-        let Some(frame) = self.frame.take() else { return };
+    /// Makes a copy of `bytes`, which are as many as the frame has, the contents of a chunk that was
+    /// never in memory. Their checksums are taken on the way, while they are in the cache.
+    pub(crate) fn become_contents(mut self, chunk: &ChunkRef, bytes: &[u8]) {
+        let Some(mut frame) = self.frame.take() else { return };
+        let sums = if self.handle.shared.checksums {
+            Some(Form::new(Some(Checksums::of_copy(bytes, &mut frame)), None))
+        } else {
+            copy(bytes, &mut frame);
+            None
+        };
         let mut cell = chunk.cell.lock();
         cell.set_frame(FrameSlot::Here(frame.share()));
+        if let Some(sums) = sums {
+            cell.set_sums(sums);
+        }
         cell.residency.put();
         drop(cell);
         chunk.last_use.store(self.handle.stamp(), Ordering::Relaxed);
         self.handle.send(Msg::Adopt(chunk.clone()));
-    }
-}
-
-impl Deref for Lent {
-    type Target = [u8];
-    fn deref(&self) -> &[u8] {
-        self.frame.as_deref().unwrap_or_default()
-    }
-}
-
-impl DerefMut for Lent {
-    fn deref_mut(&mut self) -> &mut [u8] {
-        self.frame.as_deref_mut().unwrap_or_default()
     }
 }
 

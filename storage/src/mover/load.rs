@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use crate::arena::{FrameMut, granules_up};
-use crate::catalog::{ChunkRef, FrameSlot};
+use crate::catalog::{ChunkRef, DiskCopy, FrameSlot};
 use crate::codec::Form;
 use crate::error::{Error, Result};
 use crate::id::{Class, PathId, Version};
@@ -17,7 +17,7 @@ use super::room::{Frame, Need};
 use super::state::Mover;
 use super::transfers::{Answered, Load, Part, TransferId};
 use super::want::{Demand, Hint, Want};
-use super::worker::Job;
+use super::worker::{self, HERE_BYTES, Job};
 use super::{Lent, Loading, Msg};
 
 /// How often a read that failed is tried again: an error may pass.
@@ -183,6 +183,17 @@ impl Mover {
         cell.framed(Instant::now());
         let awaited = class == Class::Prefetch && cell.is_unwaited();
         cell.set_awaited(awaited);
+        let frame = match cell.grant_to_overwrite(frame) {
+            Ok(woken) => {
+                if let Some(keeper) = self.resident.get(&chunk.id()) {
+                    cell.set_keeper(keeper);
+                }
+                drop(cell);
+                self.filling -= 1;
+                return self.handle.wake(&chunk, woken, false);
+            }
+            Err(frame) => frame,
+        };
         if cell.disk.is_none() {
             debug_assert_eq!(cell.residency.newest, Version(0));
             cell.set_frame(FrameSlot::Out);
@@ -203,9 +214,9 @@ impl Mover {
         let (guard, into) = frame.fill_from_outside();
         let mut cell = chunk.cell.lock();
         cell.set_frame(FrameSlot::Filling(guard));
-        let pieces = cell.disk.as_ref().map_or(&[][..], |disk| disk.pieces.as_slice());
-        let extents: Vec<_> = pieces.iter().map(|piece| (piece.path(), piece.extent())).collect();
-        let stored_bytes = cell.disk.as_ref().map_or(0, |d| d.form.stored_bytes(chunk.bytes()));
+        let disk = cell.disk.as_ref();
+        let extents: Vec<_> = disk.into_iter().flat_map(DiskCopy::extents).collect();
+        let stored_bytes = disk.map_or(0, |disk| disk.form().stored_bytes(chunk.bytes()));
         drop(cell);
         debug_assert!(!extents.is_empty(), "a chunk to be read has no copy on a path");
         let left = extents.len();
@@ -236,7 +247,7 @@ impl Mover {
             Answered::Late => return self.answered_late(id),
         };
         let mut cell = chunk.cell.lock();
-        let form = cell.disk.as_ref().map(|disk| disk.form.clone());
+        let form = cell.disk.as_ref().map(DiskCopy::form);
         let slot = cell.take_frame(FrameSlot::Out);
         drop(cell);
         let frame = match slot {
@@ -244,6 +255,11 @@ impl Mover {
             _ => None,
         };
         match (error, frame, form.filter(Form::is_work)) {
+            (None, Some(frame), Some(form)) if frame.len() <= HERE_BYTES => {
+                let scratch = &mut self.scratch;
+                let result = worker::verify(&self.handle, &chunk, frame, &form, scratch);
+                self.filled(&chunk, result);
+            }
             (None, Some(frame), Some(form)) => {
                 let _ = self.workers.send(Job::Verify { chunk, frame, form });
             }
@@ -300,6 +316,9 @@ impl Mover {
         let after = match result {
             Ok(frame) => {
                 cell.set_frame(FrameSlot::Here(frame.share()));
+                if let Some(keeper) = self.resident.get(&chunk.id()) {
+                    cell.set_keeper(keeper);
+                }
                 cell.residency.filled(true)
             }
             Err(error) => {
@@ -328,5 +347,8 @@ impl Mover {
     pub(super) fn adopt(&mut self, chunk: ChunkRef) {
         self.lent -= 1;
         self.enter(&chunk);
+        if let Some(keeper) = self.resident.get(&chunk.id()) {
+            chunk.cell.lock().set_keeper(keeper);
+        }
     }
 }

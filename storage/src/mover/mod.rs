@@ -24,13 +24,13 @@ mod writeback;
 
 use std::fmt;
 use std::ops::Deref;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::arena::{Arena, FrameMut, FrameRef};
 use crate::catalog::{ChunkRef, Object};
 use crate::clock::Clock;
-use crate::codec::{Checksums, Compression, Packed, Trial};
+use crate::codec::{Compression, Form, Trial};
 use crate::error::{Errno, Error, Result};
 use crate::evict::EvictionPolicy;
 use crate::id::{PathId, ScheduleId};
@@ -93,6 +93,8 @@ pub(crate) enum Msg {
     Pays { sealed: Sealed, frame: FrameRef, trial: Trial },
     /// The stored bytes of a chunk to be written are known.
     Sealed { sealed: Sealed },
+    /// The checksums of a chunk that is being written are known.
+    Summed(ChunkRef),
     /// A path answered a write.
     Wrote { transfer: TransferId, result: Result<(), Errno> },
     /// A path hangs, or answers again.
@@ -111,9 +113,12 @@ pub(crate) enum Msg {
 #[derive(Debug)]
 pub(crate) struct Sealed {
     chunk: ChunkRef,
-    sums: Option<Checksums>,
+    /// Set once the checksums are known, which may be while the chunk is being written.
+    form: Arc<OnceLock<Form>>,
+    /// A worker was told to take the checksums.
+    summing: bool,
     /// Its stored bytes, if they are others than those in memory.
-    packed: Option<(FrameRef, Packed)>,
+    packed: Option<FrameRef>,
     /// Memory counted as coming because it is held for the stored bytes.
     held_bytes: u64,
     /// Paths that refused it and why.

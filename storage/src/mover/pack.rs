@@ -1,30 +1,32 @@
 //! Sealing chunks to be written: compressed where that pays and a frame is free for the stored bytes,
 //! as they are in memory otherwise. Nothing here ever waits for memory: what is to be written is often
-//! what makes it.
+//! what makes it. Checksums of bytes as they are in memory are taken while these are written.
+
+use std::sync::{Arc, OnceLock};
 
 use crate::arena::{Arena, FrameRef};
 use crate::catalog::ChunkRef;
-use crate::codec::{Compression, Packed, Trial};
+use crate::codec::{Checksums, Compression, Form, Trial};
 
 use super::Sealed;
 use super::state::Mover;
-use super::worker::Job;
+use super::worker::{HERE_BYTES, Job};
 
 impl Mover {
-    /// Has a worker take a chunk's checksums, after a trial whether compressing it pays.
+    /// Seals a chunk, after a trial by a worker whether compressing it pays.
     pub(super) fn seal(&mut self, chunk: ChunkRef, frame: FrameRef) {
-        let sealed = Sealed { chunk, sums: None, packed: None, held_bytes: 0, tried: Vec::new() };
         let shared = &self.handle.shared;
-        let job = if shared.compression != Compression::Off {
-            Job::Try { sealed, frame }
-        } else if shared.checksums {
-            Job::Seal { sealed, frame, into: None }
-        } else {
+        let known =
+            if shared.checksums { chunk.cell.lock().take_sums() } else { Some(Form::default()) };
+        let form = Arc::new(known.map_or_else(OnceLock::new, OnceLock::from));
+        let (packed, summing, tried) = (None, false, Vec::new());
+        let sealed = Sealed { chunk, form, summing, packed, held_bytes: 0, tried };
+        if shared.compression == Compression::Off {
             self.sealed.push_back(sealed);
             return;
-        };
+        }
         self.sealing += 1;
-        let _ = self.workers.send(job);
+        let _ = self.workers.send(Job::Try { sealed, frame });
     }
 
     /// Compressing pays: goes on with a frame for the stored bytes, or without.
@@ -39,14 +41,19 @@ impl Mover {
             sealed.held_bytes = if room.is_some() { trial.room_bytes } else { 0 };
             self.coming_bytes += sealed.held_bytes;
         }
-        let into = room.map(|room| (room, trial.encoding));
-        let _ = self.workers.send(Job::Seal { sealed, frame, into });
+        match room {
+            Some(into) => {
+                let encoding = trial.encoding;
+                let _ = self.workers.send(Job::Pack { sealed, frame, into, encoding });
+            }
+            None => self.sealed(sealed),
+        }
     }
 
     /// A worker is done with a chunk: it waits for its place on a path.
     pub(super) fn sealed(&mut self, mut sealed: Sealed) {
         self.sealing -= 1;
-        let kept_bytes = sealed.packed.as_ref().map_or(0, |(frame, _)| frame.memory_bytes());
+        let kept_bytes = sealed.packed.as_ref().map_or(0, FrameRef::memory_bytes);
         // What was set aside was never counted.
         let held_bytes = kept_bytes.min(sealed.held_bytes);
         self.coming_bytes -= sealed.held_bytes - held_bytes;
@@ -54,23 +61,51 @@ impl Mover {
         self.sealed.push_back(sealed);
     }
 
-    /// Gives the memory of a chunk's stored bytes back, and returns how they are compressed.
-    pub(super) fn drop_packed(&mut self, sealed: &mut Sealed) -> Option<Packed> {
+    /// Takes the checksums of a chunk that is about to be written, if they are not known; returns what
+    /// a worker is to do for that.
+    pub(super) fn sum(sealed: &mut Sealed, frame: &FrameRef) -> Option<Job> {
+        if sealed.form.get().is_some() {
+            return None;
+        }
+        if frame.len() <= HERE_BYTES {
+            let _ = sealed.form.set(Form::new(Some(Checksums::of(frame)), None));
+            return None;
+        }
+        sealed.summing = true;
+        let (chunk, frame) = (sealed.chunk.clone(), frame.clone());
+        Some(Job::Sum { chunk, frame, form: Arc::clone(&sealed.form) })
+    }
+
+    /// The checksums of a chunk are known, which may be all that its write-back waited for.
+    pub(super) fn summed(&mut self, chunk: &ChunkRef) {
+        if let Some(drain) = self.transfers.summed(chunk.id()) {
+            self.written_or_not(drain);
+        }
+    }
+
+    /// Gives the memory of a chunk's stored bytes back.
+    pub(super) fn drop_packed(&mut self, sealed: &mut Sealed) {
         self.coming_bytes -= std::mem::take(&mut sealed.held_bytes);
-        sealed.packed.take().map(|(_, packed)| packed)
+        sealed.packed = None;
     }
 }
 
 impl Sealed {
     /// Returns how many bytes a path is to store.
     pub(super) fn stored_bytes(&self) -> u64 {
-        self.packed.as_ref().map_or(self.chunk.bytes(), |(_, packed)| packed.stored_bytes())
+        let bytes = self.chunk.bytes();
+        self.form.get().map_or(bytes, |form| form.stored_bytes(bytes))
+    }
+
+    /// Returns whether a worker reads its bytes: it may not be done with before.
+    pub(super) fn is_being_summed(&self) -> bool {
+        self.summing && self.form.get().is_none()
     }
 
     /// Returns the bytes a path is to store; `None` would mean that a draining chunk lost its frame.
     pub(super) fn frame_to_write(&self) -> Option<FrameRef> {
         match &self.packed {
-            Some((frame, _)) => Some(frame.clone()),
+            Some(frame) => Some(frame.clone()),
             None => self.chunk.cell.lock().frame_to_read(),
         }
     }

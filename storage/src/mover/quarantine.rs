@@ -2,7 +2,7 @@
 //! are told, and what was to be written goes elsewhere from the same frame.
 
 use crate::arena::granules_up;
-use crate::catalog::{ChunkRef, FrameSlot, Piece};
+use crate::catalog::{ChunkRef, FrameSlot};
 use crate::error::{Errno, Error};
 use crate::id::PathId;
 use crate::path::{Condition, Member};
@@ -149,7 +149,7 @@ impl Mover {
     /// Returns a path that has some of a chunk's copy and does not answer.
     pub(super) fn on_hung_path(&self, chunk: &ChunkRef) -> Option<PathId> {
         let cell = chunk.cell.lock();
-        let mut paths = cell.disk.as_ref()?.pieces.as_slice().iter().map(Piece::path);
+        let mut paths = cell.disk.as_ref()?.extents().map(|(path, _)| path);
         paths.find(|path| self.health[path.index()].hung)
     }
 

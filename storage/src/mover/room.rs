@@ -3,6 +3,7 @@
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use crate::arena::{FrameMut, granules_up};
 use crate::catalog::{Cell, ChunkRef, FrameSlot};
@@ -225,7 +226,7 @@ impl Mover {
         for chunk in self.resident.values() {
             if let Some(rank) = self.rank_at(chunk, for_what, now) {
                 let last_use = chunk.last_use.load(Ordering::Relaxed);
-                found.push(Victim { rank, last_use, chunk: chunk.clone() });
+                found.push(Victim { rank, last_use, chunk: ChunkRef::clone(chunk) });
             }
         }
         let wanted = VICTIMS_PER_LOOK.max(self.resident.len() / VICTIMS_PART);
@@ -286,7 +287,7 @@ impl Mover {
 
     /// A chunk has a frame.
     pub(super) fn enter(&mut self, chunk: &ChunkRef) {
-        if self.resident.insert(chunk.id(), chunk.clone()).is_none() {
+        if self.resident.insert(chunk.id(), Arc::new(chunk.clone())).is_none() {
             // It was let in: what little this takes beside comes out of the next frame.
             let _ = self.handle.shared.arena.add_metadata(Cell::PRESENCE_BYTES);
         }

@@ -23,6 +23,7 @@ impl Msg {
                 | Msg::Filled { .. }
                 | Msg::Pays { .. }
                 | Msg::Sealed { .. }
+                | Msg::Summed(_)
                 | Msg::Wrote { .. }
                 | Msg::Path { .. }
                 | Msg::Adopt(_)
@@ -109,6 +110,7 @@ impl Mover {
             Msg::Filled { chunk, result } => self.filled(&chunk, result),
             Msg::Pays { sealed, frame, trial } => self.pack(sealed, frame, trial),
             Msg::Sealed { sealed } => self.sealed(sealed),
+            Msg::Summed(chunk) => self.summed(&chunk),
             Msg::Wrote { transfer, result } => self.wrote(transfer, result),
             Msg::Path { path, event: PathEvent::Hung } => self.path_hung(path),
             Msg::Path { path, event: PathEvent::Answering } => self.path_answers(path),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::catalog::ChunkRef;
+use crate::codec::Scratch;
 use crate::error::Error;
 use crate::evict::EvictionPolicy;
 use crate::id::{ChunkId, PathId};
@@ -26,10 +27,11 @@ pub(super) struct Mover {
     pub(super) handle: Handle,
     pub(super) messages: Receiver<Msg>,
     pub(super) workers: Sender<Job>,
+    pub(super) scratch: Scratch,
     pub(super) policy: Box<dyn EvictionPolicy>,
 
     /// Chunks whose frame is in the arena.
-    pub(super) resident: HashMap<ChunkId, ChunkRef>,
+    pub(super) resident: HashMap<ChunkId, Arc<ChunkRef>>,
     pub(super) demand: VecDeque<Demand>,
     /// How long a demand waits when only leases hold memory.
     pub(super) patience: Duration,
@@ -103,6 +105,7 @@ impl Mover {
             handle,
             messages,
             workers,
+            scratch: Scratch::default(),
             policy,
             resident: HashMap::new(),
             demand: VecDeque::new(),

@@ -58,6 +58,13 @@ pub(super) struct Drain {
     pub(super) errors: Vec<(PathId, Errno)>,
 }
 
+impl Drain {
+    /// Returns whether paths and workers are done with it.
+    fn is_done(&self) -> bool {
+        self.left == 0 && !self.sealed.is_being_summed()
+    }
+}
+
 /// A transfer that its path does not answer, or part of a chunk of which another path does not
 /// answer one.
 pub(super) enum Hung {
@@ -176,8 +183,14 @@ impl Transfers {
                 unused = Some(piece);
             }
         }
-        let whole = if drain.left == 0 { self.drains.remove(&chunk.id()) } else { None };
+        let whole = if drain.is_done() { self.drains.remove(&chunk.id()) } else { None };
         (whole.map_or(Answered::Part, Answered::Whole), unused)
+    }
+
+    /// The checksums of a chunk are known; returns it if that was all it waited for.
+    pub(super) fn summed(&mut self, chunk: ChunkId) -> Option<Drain> {
+        self.drains.get(&chunk).filter(|drain| drain.is_done())?;
+        self.drains.remove(&chunk)
     }
 
     /// Takes out the chunks of which a path has parts to be read, each with all parts that any path

@@ -1,6 +1,8 @@
 //! Threads for what costs processor time between memory and a path: checksums, compression, and
 //! zeroing frames of chunks that were never written.
 
+use std::sync::{Arc, OnceLock};
+
 use crate::arena::{FrameMut, FrameRef};
 use crate::catalog::ChunkRef;
 use crate::codec::{Bad, Checksums, Encoding, Form, Mismatch, Packed, Scratch, Trial, Undecodable};
@@ -13,11 +15,16 @@ use super::{Handle, Msg, Sealed, refuse_thread};
 /// More threads would only wait for memory.
 const MOST_WORKERS: usize = 2;
 
+/// Up to so many bytes the mover does what a worker would: to wake one takes as long.
+pub(super) const HERE_BYTES: usize = 64 << 10;
+
 pub(super) enum Job {
-    /// Find out whether compressing a chunk to be written pays, and seal it if not.
+    /// Find out whether compressing a chunk to be written pays.
     Try { sealed: Sealed, frame: FrameRef },
-    /// Take the checksums of a chunk to be written, compressed into a frame if there is one.
-    Seal { sealed: Sealed, frame: FrameRef, into: Option<(FrameMut, Encoding)> },
+    /// Compress a chunk to be written into a frame.
+    Pack { sealed: Sealed, frame: FrameRef, into: FrameMut, encoding: Encoding },
+    /// Take the checksums of a chunk that is being written.
+    Sum { chunk: ChunkRef, frame: FrameRef, form: Arc<OnceLock<Form>> },
     /// Make a loaded frame the chunk that was written.
     Verify { chunk: ChunkRef, frame: FrameMut, form: Form },
     /// Make a chunk that was never written.
@@ -47,55 +54,70 @@ pub(super) fn start(handle: &Handle) -> Result<Sender<Job>> {
 }
 
 fn run(job: Job, handle: &Handle, scratch: &mut Scratch) -> Msg {
-    let checksums = handle.shared.checksums;
     match job {
         Job::Try { sealed, frame } => match Trial::of(&frame, sealed.chunk.width(), scratch) {
             Some(trial) => Msg::Pays { sealed, frame, trial },
-            None => Msg::Sealed { sealed: seal(sealed, &frame, checksums) },
+            None => Msg::Sealed { sealed },
         },
-        Job::Seal { mut sealed, frame, into } => {
-            sealed.packed = into.and_then(|(into, encoding)| pack(&frame, into, encoding, scratch));
-            Msg::Sealed { sealed: seal(sealed, &frame, checksums) }
+        Job::Pack { sealed, frame, into, encoding } => {
+            let sums = handle.shared.checksums;
+            Msg::Sealed { sealed: pack(sealed, &frame, (into, encoding), sums, scratch) }
+        }
+        Job::Sum { chunk, frame, form } => {
+            let sums = Checksums::of(&frame);
+            // Whoever sees them may count on the frame being free.
+            drop(frame);
+            let _ = form.set(Form::new(Some(sums), None));
+            Msg::Summed(chunk)
         }
         Job::Zero { chunk, mut frame } => {
             frame.fill(0);
             Msg::Filled { chunk, result: Ok(frame) }
         }
-        Job::Verify { chunk, mut frame, form } => {
-            let result = match form.restore(&mut frame, scratch) {
-                Ok(()) => Ok(frame),
-                Err(bad) => Err(corrupt(handle, &chunk, &form, &bad)),
-            };
-            Msg::Filled { chunk, result }
+        Job::Verify { chunk, frame, form } => {
+            Msg::Filled { result: verify(handle, &chunk, frame, &form, scratch), chunk }
         }
     }
 }
 
-/// Compresses a chunk into a frame, of which it keeps no more than it needs.
-fn pack(
-    chunk: &FrameRef,
-    mut into: FrameMut,
-    encoding: Encoding,
+/// Makes a loaded frame the chunk that was written.
+///
+/// # Errors
+/// [`Error::Corrupt`], [`Error::Undecodable`].
+pub(super) fn verify(
+    handle: &Handle,
+    chunk: &ChunkRef,
+    mut frame: FrameMut,
+    form: &Form,
     scratch: &mut Scratch,
-) -> Option<(FrameRef, Packed)> {
-    let packed = Packed::pack(chunk, encoding, &mut into, scratch)?;
-    into.truncate(packed.stored_bytes() as usize);
-    Some((into.share(), packed))
+) -> Result<FrameMut> {
+    match form.restore(&mut frame, scratch) {
+        Ok(()) => Ok(frame),
+        Err(bad) => Err(corrupt(handle, chunk, form, &bad)),
+    }
 }
 
-fn seal(mut sealed: Sealed, frame: &FrameRef, checksums: bool) -> Sealed {
-    if checksums {
-        sealed.sums = Some(match &sealed.packed {
-            Some((stored, packed)) => Checksums::of_parts(packed.parts(stored)),
-            None => Checksums::of(frame),
-        });
+/// Compresses a chunk into a frame, of which it keeps no more than it needs; leaves it as it is if it
+/// needs more.
+fn pack(
+    mut sealed: Sealed,
+    chunk: &FrameRef,
+    (mut into, encoding): (FrameMut, Encoding),
+    sums: bool,
+    scratch: &mut Scratch,
+) -> Sealed {
+    if let Some(packed) = Packed::pack(chunk, encoding, &mut into, scratch) {
+        into.truncate(packed.stored_bytes() as usize);
+        let sums = sums.then(|| Checksums::of_parts(packed.parts(&into)));
+        sealed.form = Arc::new(OnceLock::from(Form::new(sums, Some(packed))));
+        sealed.packed = Some(into.share());
     }
     sealed
 }
 
 fn corrupt(handle: &Handle, chunk: &ChunkRef, form: &Form, bad: &Bad) -> Error {
     let offset = form.stored_offset(bad.block());
-    let path = chunk.cell.lock().disk.as_ref().and_then(|disk| disk.pieces.path_at(offset));
+    let path = chunk.cell.lock().disk.as_ref().and_then(|disk| disk.path_at(offset));
     let dir = |path| handle.shared.paths.get(path).capabilities().dir.clone();
     let path = path.map(dir).unwrap_or_default();
     let (key, chunk) = (chunk.key_text(), chunk.index());

@@ -2,8 +2,7 @@
 //! has accepted them for good the old extent is freed. What one path refuses another gets.
 
 use crate::arena::granules_up;
-use crate::catalog::{ChunkRef, DiskCopy, FrameSlot, Piece, Pieces};
-use crate::codec::Form;
+use crate::catalog::{ChunkRef, DiskCopy, FrameSlot, Piece};
 use crate::error::{Errno, Error};
 use crate::id::{Class, PathId};
 use crate::path::{Condition, Member};
@@ -110,7 +109,10 @@ impl Mover {
 
     fn pump_place(&mut self) -> bool {
         let mut refused = false;
-        while let Some(mut sealed) = self.sealed.pop_front() {
+        // One that hung may be at a worker still.
+        let free = |sealed: &Sealed| !sealed.is_being_summed();
+        while let Some(at) = self.sealed.iter().position(free) {
+            let Some(mut sealed) = self.sealed.remove(at) else { break };
             if sealed.chunk.cell.lock().residency.deleted {
                 self.call_off(&mut sealed);
                 refused = true;
@@ -194,12 +196,13 @@ impl Mover {
     }
 
     /// Has the paths write a chunk's stored bytes to these pieces.
-    fn write(&mut self, sealed: Sealed, pieces: Vec<Piece>) {
+    fn write(&mut self, mut sealed: Sealed, pieces: Vec<Piece>) {
         let Some(frame) = sealed.frame_to_write() else {
             debug_assert!(false, "a draining chunk has no frame");
             return pieces.into_iter().for_each(|piece| self.free_piece(piece));
         };
         self.writing += 1;
+        let sum = Self::sum(&mut sealed, &frame);
         let chunk = sealed.chunk.clone();
         let (left, done, errors) = (pieces.len(), Vec::new(), Vec::new());
         self.transfers.begin_drain(Drain { sealed, left, done, errors });
@@ -213,6 +216,9 @@ impl Mover {
             let done = Box::new(move |result| handle.send(Msg::Wrote { transfer, result }));
             self.path(path).write(&extent, from, Class::WriteBack, done);
         }
+        if let Some(sum) = sum {
+            let _ = self.workers.send(sum);
+        }
     }
 
     /// A path answered a write.
@@ -222,11 +228,15 @@ impl Mover {
             self.free_piece(piece);
         }
         match answered {
-            Answered::Whole(drain) if drain.errors.is_empty() => self.written(drain),
-            Answered::Whole(drain) => self.not_written(drain),
+            Answered::Whole(drain) => self.written_or_not(drain),
             Answered::Part => {}
             Answered::Late => self.answered_late(id),
         }
+    }
+
+    /// Paths and workers are done with a chunk.
+    pub(super) fn written_or_not(&mut self, drain: Drain) {
+        if drain.errors.is_empty() { self.written(drain) } else { self.not_written(drain) }
     }
 
     /// A path refused a part of a chunk, or all of it: it is placed anew, as a whole.
@@ -250,14 +260,15 @@ impl Mover {
             self.health[piece.path().index()].refused = None;
         }
         self.no_space = None;
-        let packed = self.drop_packed(&mut sealed);
-        let Sealed { chunk, sums, .. } = sealed;
+        self.drop_packed(&mut sealed);
+        let Sealed { chunk, form, .. } = sealed;
+        let form = form.get().cloned().unwrap_or_default();
         let counters = &self.handle.shared.counters;
         counters.written.add(1);
         counters.written_bytes.add(chunk.bytes());
         counters.stored_bytes.add(pieces.iter().map(Piece::bytes).sum());
-        counters.packed.add(packed.is_some().into());
-        let copy = DiskCopy { pieces: Pieces::new(pieces), form: Form::new(sums, packed) };
+        counters.packed.add(form.is_packed().into());
+        let copy = DiskCopy::new(pieces, form);
         let mut cell = chunk.cell.lock();
         let old = cell.disk.replace(copy);
         let after = cell.residency.drained(true);
@@ -334,7 +345,7 @@ impl Mover {
 
     /// Gives the space of a copy back.
     fn free_copy(&mut self, copy: DiskCopy) {
-        copy.pieces.into_vec().into_iter().for_each(|piece| self.free_piece(piece));
+        copy.into_pieces().into_iter().for_each(|piece| self.free_piece(piece));
     }
 
     /// Gives space on a path back, now or when nothing that hangs reads it any more.

@@ -44,7 +44,7 @@ impl Ahead {
 
     /// Leases the next chunk, and asks for what the window newly reaches.
     pub(super) fn lease(&mut self, handle: &Handle, chunk: &ChunkRef, mode: Mode) -> Ticket<Hold> {
-        let ticket = handle.lease(chunk, mode);
+        let ticket = handle.lease(chunk.name(), mode);
         self.pass(chunk);
         let mut asked = Vec::new();
         while let Some(next) = self.front() {

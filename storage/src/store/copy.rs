@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use crate::codec::copy;
 use crate::error::Result;
 use crate::mover::Handle;
 use crate::residency::Mode;
@@ -95,8 +96,8 @@ impl Store {
     }
 
     /// Copies `bytes` over the bytes `range` of the tensor, chunk by chunk, each under an exclusive
-    /// lease: who reads meanwhile sees whole chunks, old or new. A chunk is loaded first where it is
-    /// not in memory.
+    /// lease: who reads meanwhile sees whole chunks, old or new. A chunk of which some bytes stay is
+    /// loaded first where it is not in memory.
     ///
     /// # Errors
     /// As [`Store::get_range_into`]. The chunks before the one that failed are written then.
@@ -192,11 +193,20 @@ impl Store {
         let span = span?.expect_len(bytes.len())?;
         let mut left = bytes;
         let handle = &self.0.handle;
-        let mut ahead = Ahead::of(handle, &span);
-        for Part { chunk, within } in span.parts() {
-            let mut hold = ahead.lease(handle, &chunk, Mode::Write).await?;
+        let whole = |Part { chunk, within }: &Part| within.len() as u64 == chunk.bytes();
+        // At most the first and the last chunk are loaded.
+        if let Some(last) = span.parts().skip(1).last().filter(|last| !whole(last)) {
+            handle.prefetch(vec![last.chunk]);
+        }
+        for part in span.parts() {
+            let name = part.chunk.name();
+            let ticket = match whole(&part) {
+                true => handle.lease_to_overwrite(name),
+                false => handle.lease(name, Mode::Write),
+            };
+            let (mut hold, within) = (ticket.await?, part.within);
             let (part, rest) = left.split_at(within.len());
-            hold.bytes_mut()[within].copy_from_slice(part);
+            copy(part, &mut hold.bytes_mut()[within]);
             left = rest;
         }
         Ok(())
@@ -221,7 +231,7 @@ async fn copy_parts(
             }
         };
         let (part, rest) = left.split_at_mut(within.len());
-        part.copy_from_slice(&hold.bytes()[within]);
+        copy(&hold.bytes()[within], part);
         left = rest;
     }
     Ok(())

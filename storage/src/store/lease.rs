@@ -47,8 +47,8 @@ impl Store {
     }
 
     fn lease(&self, object: &ObjectRef, chunk: u32, mode: Mode) -> Ticket<Hold> {
-        match self.check_open().and_then(|()| object.0.chunk(chunk)) {
-            Ok(chunk) => self.0.handle.lease(&chunk, mode),
+        match self.check_open().and_then(|()| object.0.named(chunk)) {
+            Ok(chunk) => self.0.handle.lease(chunk, mode),
             Err(error) => Ticket::answered(Err(error)),
         }
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::catalog::{ChunkRef, DiskCopy, Key, Object, Piece, Pieces};
+use crate::catalog::{ChunkRef, DiskCopy, Key, Object, Piece};
 use crate::clock::Clock;
 use crate::codec::Form;
 use crate::error::{Error, Result};
@@ -137,7 +137,7 @@ impl Store {
 
     /// Brings a chunk into memory and has it written again, elsewhere.
     fn move_off(&self, chunk: &ChunkRef, path: PathId) -> Result<()> {
-        let hold = match self.0.handle.lease(chunk, Mode::Read).wait() {
+        let hold = match self.0.handle.lease(chunk.name(), Mode::Read).wait() {
             // It was deleted meanwhile: nothing is left to move.
             Err(Error::NotFound { .. }) => return Ok(()),
             other => other?,
@@ -176,8 +176,7 @@ impl Store {
                 let mut cell = chunk.cell.lock();
                 cell.residency.stored_already(Version(1));
                 let piece = Piece::new(path, AdoptedFile::extent(offset, chunk.bytes()));
-                let pieces = Pieces::new(vec![piece]);
-                cell.disk = Some(DiskCopy { pieces, form: Form::default() });
+                cell.disk = Some(DiskCopy::new(vec![piece], Form::default()));
             }
             objects.push(object);
         }

@@ -128,9 +128,7 @@ impl Store {
         let mut parts = chunks.zip(parts).peekable();
         while let Some((chunk, part)) = parts.next() {
             let next = parts.peek().map_or(next_bytes, |(chunk, _)| chunk.bytes());
-            let mut frame = frames.take(chunk.bytes(), next).await?;
-            frame.copy_from_slice(part);
-            frame.become_contents(&chunk);
+            frames.take(chunk.bytes(), next).await?.become_contents(&chunk, part);
         }
         Ok(arriving.publish())
     }

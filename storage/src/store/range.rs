@@ -44,7 +44,8 @@ impl Store {
         object: &(impl Named + ?Sized),
         range: Range<u64>,
     ) -> RangeTicket {
-        let lease = |Part { chunk, within }| (self.0.handle.lease(&chunk, Mode::Read), within);
+        let lease =
+            |Part { chunk, within }| (self.0.handle.lease(chunk.name(), Mode::Read), within);
         let waiting = match self.span(object, range) {
             Ok(span) => span.parts().map(lease).collect(),
             Err(error) => VecDeque::from([(Ticket::answered(Err(error)), 0..0)]),
