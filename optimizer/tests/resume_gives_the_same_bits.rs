@@ -294,7 +294,7 @@ fn what_was_never_stepped_is_saved_and_taken_without_moving_state() {
     let mut other = Model::new(&params, 2);
     let mut second = open(&params, &[Hyper::default()], Rounding::Nearest, &opening);
     second.import(&[&file], &mut other).unwrap();
-    assert_eq!(second.store().stats().host.used, 0);
+    assert_eq!(second.store().stats().host.in_use, 0);
     let mut reference = Reference::new(&params, &model.weights, Rounding::Nearest);
     compare(&second, &other, &reference);
     let given = [Some(Tensor::new(DType::BF16, &values(5, 300_000, 1e-2))), None];
