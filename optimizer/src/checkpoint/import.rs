@@ -31,7 +31,7 @@ impl Optimizer {
     /// before is lost, an unfinished step and gradients for the next one too.
     ///
     /// All files are read twice as far as they are needed here: once to see that nothing is missing,
-    /// damaged or senseless, before anything is changed, and once to take it. Takes some 10 MiB beside
+    /// damaged or senseless, before anything is changed, and once to take it. Takes some 16 MiB beside
     /// the store's budget, and up to 4 MiB for each file.
     ///
     /// # Errors
@@ -169,7 +169,7 @@ impl Optimizer {
         Ok(())
     }
 
-    /// Overwrites one run, a block at a time.
+    /// Overwrites one run: its planes, and then its weights, a block at a time.
     fn import_run(
         &self,
         run: &Run,
@@ -178,6 +178,9 @@ impl Optimizer {
         saved: &mut Checkpoint,
         hashes: &mut [u64],
     ) -> Result<()> {
+        if let Some(planes) = &mut planes {
+            self.import_planes(run, planes, saved)?;
+        }
         let mut gathered = Gathered::default();
         let starts = run.range.clone().step_by(BLOCK_ELEMS as usize);
         for (start, hash) in starts.zip(hashes) {
@@ -188,11 +191,11 @@ impl Optimizer {
             let place = (run.param, tile.clone());
             match &mut weight {
                 Weight::Elements(raw) => {
-                    self.import_tile(place, planes, raw.part(within), saved, hash)?;
+                    self.import_weights(place, planes, raw.part(within), saved, hash)?;
                 }
                 Weight::Strided(raw, strides) => {
                     let part = gathered.weight(raw, strides, tile.clone());
-                    self.import_tile(place, planes, part, saved, hash)?;
+                    self.import_weights(place, planes, part, saved, hash)?;
                     gathered.put_back(raw, strides, tile);
                 }
             }
@@ -200,40 +203,53 @@ impl Optimizer {
         Ok(())
     }
 
-    /// Overwrites one block. A master that is saved becomes a plane, a split one, or the weights.
-    fn import_tile(
+    /// Overwrites the planes of a run but what a split master has of it.
+    fn import_planes(
+        &self,
+        run: &Run,
+        planes: &mut StoredPlanes<'_>,
+        saved: &mut Checkpoint,
+    ) -> Result<()> {
+        let (param, known) = (run.param, &self.plan.params[run.param]);
+        let master = saved.params[param].master;
+        let mut fill =
+            |kind, out: &mut [f32]| saved.fill((param, kind), known, run.range.clone(), out);
+        fill(Kind::ExpAvg, planes.m)?;
+        fill(Kind::ExpAvgSq, planes.v)?;
+        if let Some(vmax) = planes.vmax.as_deref_mut() {
+            fill(Kind::MaxExpAvgSq, vmax)?;
+        }
+        match planes.p.as_deref_mut() {
+            Some(p) if master => fill(Kind::Master, p),
+            _ => Ok(()),
+        }
+    }
+
+    /// Overwrites the weights of one block. A saved master that has no plane of its own is split into
+    /// weights and their lower halves, or is the weights.
+    fn import_weights(
         &self,
         (param, tile): (usize, Range<u64>),
         planes: Option<StoredPlanes<'_>>,
-        mut weight: WeightMut<'_>,
+        weight: WeightMut<'_>,
         saved: &mut Checkpoint,
         hash: &mut u64,
     ) -> Result<()> {
         let known = &self.plan.params[param];
         let master = saved.params[param].master;
-        let mut fill = |kind, out: &mut [f32]| saved.fill((param, kind), known, tile.clone(), out);
-        if let Some(StoredPlanes { p, lo, m, v, vmax }) = planes {
-            fill(Kind::ExpAvg, m)?;
-            fill(Kind::ExpAvgSq, v)?;
-            if let Some(vmax) = vmax {
-                fill(Kind::MaxExpAvgSq, vmax)?;
+        match (planes, weight) {
+            (Some(StoredPlanes { lo: Some(lo), v, .. }), WeightMut::Bf16(hi)) if master => {
+                let mut whole = vec![0.0_f32; hi.len()];
+                saved.fill((param, Kind::Master), known, tile, &mut whole)?;
+                split::split_all(&whole, hi, lo, v)?;
+                self.hash_elements(hi, std::slice::from_mut(hash));
+                Ok(())
             }
-            match (p, lo, &mut weight) {
-                (Some(p), ..) if master => fill(Kind::Master, p)?,
-                (_, Some(lo), WeightMut::Bf16(hi)) if master => {
-                    let mut whole = vec![0.0; hi.len()];
-                    fill(Kind::Master, &mut whole)?;
-                    split::split_all(&whole, hi, lo, v)?;
-                    self.hash_elements(hi, std::slice::from_mut(hash));
-                    return Ok(());
-                }
-                (None, None, WeightMut::F32(raw)) if master => return fill(Kind::Master, raw),
-                _ => {}
+            (Some(StoredPlanes { p: None, .. }), WeightMut::F32(raw)) if master => {
+                saved.fill((param, Kind::Master), known, tile, raw)
             }
-        }
-        match weight {
-            WeightMut::F32(raw) => saved.fill((param, Kind::Param), known, tile, raw),
-            WeightMut::Bf16(raw) | WeightMut::F16(raw) => {
+            (_, WeightMut::F32(raw)) => saved.fill((param, Kind::Param), known, tile, raw),
+            (_, WeightMut::Bf16(raw) | WeightMut::F16(raw)) => {
                 saved.fill((param, Kind::Param), known, tile, raw)
             }
         }

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::path::Path;
 
-use bytemuck::Pod;
+use bytemuck::{Pod, cast_slice_mut};
 use tensortier_storage::dtype::DType;
 
 use crate::error::{Error, Result};
@@ -22,6 +22,10 @@ use super::header::SavedParam;
 use super::reshard::{pieces, uncovered};
 use super::source::{Saved, Source, Sources};
 use super::tensors::Kind;
+
+/// How much is looked at at a time: more than a block, so that of files that each have a part of every
+/// row whole blocks are taken in turn.
+const VERIFIED_ELEMS: u64 = 16 * BLOCK_ELEMS;
 
 /// A checkpoint that fits a plan.
 #[derive(Debug)]
@@ -75,29 +79,29 @@ impl Checkpoint {
     /// Looks at every element that the plan's parameters take: that it is there, is as it was
     /// written, and that no second moment is negative.
     pub(super) fn verify(&mut self, plan: &Plan) -> Result<()> {
-        let (mut marks, mut full, mut half) = (Vec::new(), Vec::new(), Vec::new());
-        for (index, param) in plan.params.iter().enumerate() {
+        let mut words = Vec::new();
+        let tiles = |param: &Param| {
             let elems = param.elements().unwrap_or(0);
-            for start in (0..elems).step_by(BLOCK_ELEMS as usize) {
-                let tile = start..(start + BLOCK_ELEMS).min(elems);
-                let shards: Vec<_> =
-                    self.params[index].parts.iter().map(|part| &part.shard).collect();
-                if let Some(at) = uncovered(&shards, param, tile.clone(), &mut marks) {
-                    let what = format!("parameter {:?}", param.name);
-                    return refuse(what, format!("element {at} is in none of the files; name all"));
-                }
-                let elems = (tile.end - tile.start) as usize;
-                full.resize(elems, 0.0_f32);
-                half.resize(elems, 0_u16);
-                for kind in self.params[index].kinds() {
-                    match (kind, param.weight_dtype) {
-                        (Kind::Param, DType::BF16 | DType::F16) => {
-                            self.fill((index, kind), param, tile.clone(), &mut half)?;
-                        }
-                        _ => self.fill((index, kind), param, tile.clone(), &mut full)?,
+            let starts = (0..elems).step_by(VERIFIED_ELEMS as usize);
+            starts.map(move |start| start..(start + VERIFIED_ELEMS).min(elems))
+        };
+        for (merged, param) in self.params.iter().zip(&plan.params) {
+            tiles(param).try_for_each(|tile| merged.check_cover(param, tile))?;
+        }
+        for (index, param) in plan.params.iter().enumerate() {
+            for kind in self.params[index].kinds() {
+                let half = kind == Kind::Param && param.weight_dtype != DType::F32;
+                for tile in tiles(param) {
+                    let (start, elems) = (tile.start, (tile.end - tile.start) as usize);
+                    words.resize(elems, 0.0_f32);
+                    if half {
+                        let words: &mut [u16] = cast_slice_mut(&mut words);
+                        self.fill((index, kind), param, tile, &mut words[..elems])?;
+                    } else {
+                        self.fill((index, kind), param, tile, &mut words)?;
                     }
                     if kind.is_square() {
-                        check_squares((param, kind), start, &full)?;
+                        check_squares((param, kind), start, &words)?;
                     }
                 }
             }
@@ -131,6 +135,18 @@ impl Merged {
     fn kinds(&self) -> Vec<Kind> {
         let tensors = self.parts.first().map_or(&[][..], |part| &part.tensors);
         tensors.iter().map(|tensor| tensor.kind).collect()
+    }
+
+    /// Refuses elements `range` of a parameter that not all are in a file.
+    fn check_cover(&self, param: &Param, range: Range<u64>) -> Result<()> {
+        let shards: Vec<_> = self.parts.iter().map(|part| &part.shard).collect();
+        match uncovered(&shards, param, range) {
+            None => Ok(()),
+            Some(at) => refuse(
+                format!("parameter {:?}", param.name),
+                format!("element {at} is in none of the files; name all of them"),
+            ),
+        }
     }
 
     /// Adds what a file has; `shown` is the file.

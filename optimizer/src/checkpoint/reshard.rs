@@ -36,19 +36,12 @@ pub(super) fn pieces<'a>(
     })
 }
 
-/// Returns the first of elements `range` of a parameter that lies in no saved shard. `marks` is room
-/// to be used again.
-pub(super) fn uncovered(
-    saved: &[&Shard],
-    param: &Param,
-    range: Range<u64>,
-    marks: &mut Vec<bool>,
-) -> Option<u64> {
+/// Returns the first of elements `range` of a parameter that lies in no saved shard.
+pub(super) fn uncovered(saved: &[&Shard], param: &Param, range: Range<u64>) -> Option<u64> {
     if saved.iter().any(|shard| **shard == Shard::Whole || **shard == param.shard) {
         return None;
     }
-    marks.clear();
-    marks.resize((range.end - range.start) as usize, false);
+    let mut marks = vec![false; (range.end - range.start) as usize];
     for shard in saved {
         for Piece { to, elems, .. } in pieces(shard, param, range.clone()) {
             marks[to..to + elems].fill(true);
@@ -110,7 +103,7 @@ mod tests {
             prop_assert_eq!(&found, &expect);
             let missing = expect.iter().position(Option::is_none);
             let missing = missing.map(|at| to[asked.start as usize + at]);
-            let found = uncovered(&[&saved], &param, asked, &mut Vec::new());
+            let found = uncovered(&[&saved], &param, asked);
             prop_assert_eq!(found, missing);
         }
     }
