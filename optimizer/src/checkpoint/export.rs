@@ -35,6 +35,32 @@ impl Optimizer {
     ///
     /// With several ranks each writes its own file, after the same step.
     ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use tensortier_optimizer::kernel::Input;
+    /// use tensortier_optimizer::{Optimizer, Options, Param, Plan, Slices, WeightMut};
+    /// use tensortier_storage::{dtype::DType, path::Path, store::Store};
+    ///
+    /// let open = || -> Result<Optimizer, Box<dyn std::error::Error>> {
+    ///     let params = vec![Param::new("w", [1000], DType::F32)];
+    ///     let plan = Plan::new(params, Options::default(), 8 << 20)?;
+    ///     let path = Path::new(std::env::temp_dir());
+    ///     Ok(Optimizer::open(Store::builder().host_budget(8 << 20).path(path).open()?, plan)?)
+    /// };
+    /// let (mut weights, gradients) = (vec![1.0; 1000], vec![0.5; 1000]);
+    /// let mut io = Slices::new().param(WeightMut::F32(&mut weights), Input::F32(&gradients));
+    /// let mut optimizer = open()?;
+    /// optimizer.step(&mut io)?;
+    /// # let dir = tempfile::tempdir()?;
+    /// # let file = dir.path().join("after-1.safetensors");
+    /// optimizer.export(&file, &mut io)?;
+    ///
+    /// let mut resumed = open()?;
+    /// resumed.import(&[&file], &mut io)?;
+    /// assert_eq!(resumed.updates(0), Some(1));
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Unfinished`] while a step is unfinished; [`Error::WeightsChanged`] when weights that
     /// are half of a split master were changed; [`Error::Parameter`] and [`Error::Tied`] when the

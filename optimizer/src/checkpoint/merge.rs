@@ -154,7 +154,8 @@ impl Merged {
         // Who holds no element may have counted no update.
         if saved.shard.elements(&saved.global_shape) == Some(0) {
             if self.parts.is_empty() {
-                (self.updates, self.master) = (self.updates.max(saved.updates), saved.master);
+                self.updates = self.updates.max(saved.updates);
+                self.master |= saved.master;
             }
             return Ok(());
         }
