@@ -37,6 +37,7 @@ impl Optimizer {
         gradient: Gradient<'_>,
         last_micro_batch: bool,
     ) -> Result<()> {
+        self.refuse_half_imported()?;
         if self.unfinished.as_ref().is_some_and(|unfinished| !unfinished.during_backward) {
             return Err(Error::Unfinished { step: self.steps + 1 });
         }

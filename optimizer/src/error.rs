@@ -110,6 +110,28 @@ pub enum Error {
         /// What failed; `None` when the caller asked to stop.
         cause: Option<Box<Error>>,
     },
+    /// A checkpoint cannot be taken. Nothing was changed.
+    #[error("{what}: {why}; nothing was changed")]
+    Checkpoint {
+        /// The file, or the parameter in it.
+        what: String,
+        /// What is wrong with it and what would work.
+        why: String,
+    },
+    /// An import failed on its way: weights and state are partly those of the checkpoint.
+    #[error(
+        "an import stopped after {done} of {subgroups} subgroups{}; weights and state are mixed \
+         and cannot be used until an import succeeds",
+        cause.as_ref().map(|cause| format!(": {cause}")).unwrap_or_default()
+    )]
+    HalfImported {
+        /// Subgroups that are those of the checkpoint.
+        done: u64,
+        /// All subgroups.
+        subgroups: u64,
+        /// What failed; `None` where something else was asked for since.
+        cause: Option<Box<Error>>,
+    },
     /// The state cannot be read while a step is unfinished.
     #[error("step {step} is unfinished: call step again before reading the state")]
     Unfinished {
@@ -137,6 +159,7 @@ impl Error {
     pub fn is_retryable(&self) -> bool {
         match self {
             Error::Interrupted { cause, .. } => cause.as_ref().is_none_or(|c| c.is_retryable()),
+            Error::HalfImported { cause, .. } => cause.as_ref().is_some_and(|c| c.is_retryable()),
             Error::Storage(error) => error.is_retryable(),
             _ => false,
         }

@@ -9,7 +9,6 @@ use crate::error::{Error, Result};
 use crate::optimizer::Optimizer;
 use crate::precision::StatePrecision;
 use crate::step_io::{Gradient, Segment, StepIo, Weight, WeightMut};
-use crate::strides::Strides;
 use crate::subgroup::{BLOCK_ELEMS, Run};
 
 /// Where the weights of a run lie.
@@ -28,12 +27,29 @@ impl Optimizer {
         active: &[bool],
         io: &mut dyn StepIo,
     ) -> Result<()> {
+        self.check_each(todo, active, io, Self::check)
+    }
+
+    /// Looks at all weights, whoever has a gradient.
+    pub(crate) fn check_all_weights(&self, io: &mut dyn StepIo) -> Result<()> {
+        let todo: Vec<usize> = (0..self.plan.subgroups.len()).collect();
+        let all = vec![true; self.plan.params.len()];
+        self.check_each(&todo, &all, io, Self::check_weight)
+    }
+
+    fn check_each(
+        &self,
+        todo: &[usize],
+        active: &[bool],
+        io: &mut dyn StepIo,
+        look: impl Fn(&Self, &Run, &Segment<'_>) -> Result<()>,
+    ) -> Result<()> {
         let mut places = Vec::new();
         for index in todo {
             let runs = self.plan.subgroups[*index].runs.iter().enumerate();
             for (number, run) in runs.filter(|(_, run)| active[run.param]) {
                 let segment = io.segment(run.param, run.range.clone());
-                self.check(run, &segment)?;
+                look(self, run, &segment)?;
                 places.push(Place {
                     addresses: segment.weight.stored().addresses(),
                     run: (*index, number),
@@ -49,7 +65,6 @@ impl Optimizer {
         let param = &self.plan.params[run.param];
         let elems = (run.range.end - run.range.start) as usize;
         let refuse = |why: String| Err(Error::Parameter { param: param.name.clone(), why });
-        let strided = |strides: &Strides<'_>, len: usize| strides.check(&param.shape(), len);
         match &segment.gradient {
             Gradient::None => {
                 return refuse(String::from("has a gradient that is not handed over"));
@@ -69,18 +84,26 @@ impl Optimizer {
                 }
             }
             Gradient::Strided(raw, strides) => {
-                if let Err(why) = strided(strides, raw.len()) {
+                if let Err(why) = strides.check(&param.shape(), raw.len()) {
                     return refuse(format!("its gradient has {why}"));
                 }
             }
         }
+        self.check_weight(run, segment)
+    }
+
+    /// Refuses weights that do not fit their run.
+    pub(crate) fn check_weight(&self, run: &Run, segment: &Segment<'_>) -> Result<()> {
+        let param = &self.plan.params[run.param];
+        let elems = (run.range.end - run.range.start) as usize;
+        let refuse = |why: String| Err(Error::Parameter { param: param.name.clone(), why });
         match &segment.weight {
             Weight::Elements(raw) if raw.len() != elems => {
                 return refuse(format!("elements {:?} got weights of {}", run.range, raw.len()));
             }
             Weight::Elements(_) => {}
             Weight::Strided(raw, strides) => {
-                if let Err(why) = strided(strides, raw.len()) {
+                if let Err(why) = strides.check(&param.shape(), raw.len()) {
                     return refuse(format!("its weights have {why}"));
                 }
                 if strides.overlaps() {

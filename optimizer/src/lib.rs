@@ -4,10 +4,11 @@
 //! Modules stand on floors; each uses only what stands before it: `kernel` < `hyper` <
 //! `{error, shard, strides, order, precision}` < `{param, options}` < `subgroup` < `team` < `plan` <
 //! `{step_io, step_options, accumulators}` < `{gathered, job, report}` < `optimizer` <
-//! `{state, accumulate, hand_over, predict}` < `{norm, update}` < `{step, ready}`.
+//! `{state, accumulate, hand_over, predict}` < `{norm, update}` < `{step, ready, checkpoint}`.
 
 mod accumulate;
 mod accumulators;
+mod checkpoint;
 pub mod error;
 mod gathered;
 mod hand_over;

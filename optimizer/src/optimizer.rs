@@ -59,6 +59,8 @@ pub struct Optimizer {
     pub(crate) begun: Option<Begun>,
     /// A step that has changed something and is not done.
     pub(crate) unfinished: Option<Unfinished>,
+    /// After an import that failed on its way: how many subgroups are those of the checkpoint.
+    pub(crate) half_imported: Option<u64>,
 }
 
 /// What was declared to the store for a step.
@@ -144,6 +146,7 @@ impl Optimizer {
             announced: None,
             begun: None,
             unfinished: None,
+            half_imported: None,
         })
     }
 
@@ -234,7 +237,17 @@ impl Optimizer {
         (0..self.progress.len()).try_for_each(|param| self.refresh_master(param))
     }
 
+    /// Refuses to use weights and state that are partly those of a checkpoint.
+    pub(crate) fn refuse_half_imported(&self) -> Result<()> {
+        let subgroups = self.plan.subgroups.len() as u64;
+        match self.half_imported {
+            Some(done) => Err(Error::HalfImported { done, subgroups, cause: None }),
+            None => Ok(()),
+        }
+    }
+
     pub(crate) fn refuse_unfinished(&self) -> Result<()> {
+        self.refuse_half_imported()?;
         match self.unfinished {
             Some(_) => Err(Error::Unfinished { step: self.steps + 1 }),
             None => Ok(()),

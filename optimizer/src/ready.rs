@@ -31,6 +31,7 @@ impl Optimizer {
             return Ok(());
         }
         let begin = Instant::now();
+        self.refuse_half_imported()?;
         let count = self.plan.params.len();
         if let Some(param) = params.iter().find(|param| **param >= count) {
             let (what, why) = (format!("parameter number {param}"), format!("there are {count}"));

@@ -83,6 +83,32 @@ impl Shard {
         product(&self.shape(global_shape))
     }
 
+    /// Returns how many elements of a shard that passed [`Shard::check`] lie before element `global`
+    /// of the whole tensor.
+    pub(crate) fn before(&self, global_shape: &[u64], global: u64) -> u64 {
+        let all = product(global_shape).unwrap_or(u64::MAX);
+        let (offset, shape) = match self {
+            Shard::Whole => return global.min(all),
+            Shard::Flat { range } => return global.clamp(range.start, range.end) - range.start,
+            Shard::Box { offset, shape } => (offset, shape),
+        };
+        let mut elems = product(shape).unwrap_or(u64::MAX);
+        if elems == 0 || global >= all {
+            return elems;
+        }
+        let (mut step, mut left, mut before) = (all, global, 0);
+        for (d, extent) in global_shape.iter().enumerate() {
+            (step, elems) = (step / extent, elems / shape[d]);
+            let (index, end) = (left / step, offset[d] + shape[d]);
+            left %= step;
+            before += (index.clamp(offset[d], end) - offset[d]) * elems;
+            if !(offset[d]..end).contains(&index) {
+                break;
+            }
+        }
+        before
+    }
+
     /// Returns the stretches of elements `range` of a shard that passed [`Shard::check`], in order;
     /// their global indices ascend too.
     pub fn stretches(
@@ -202,6 +228,10 @@ mod tests {
                 got.extend(stretch.global..stretch.global + stretch.elems);
             }
             prop_assert_eq!(&got[..], &expect[start as usize..end as usize]);
+            for at in 0..=global.iter().product::<u64>() + 1 {
+                let before = expect.partition_point(|global| *global < at) as u64;
+                prop_assert_eq!(shard.before(&global, at), before);
+            }
         }
     }
 
@@ -212,6 +242,11 @@ mod tests {
         let flat = Shard::Flat { range: 7..19 };
         let found: Vec<_> = flat.stretches(&[4, 5], 2..12).collect();
         assert_eq!(found, [Stretch { local: 2, global: 9, elems: 10 }]);
+        assert_eq!(Shard::Whole.before(&[4, 5], 30), 20);
+        assert_eq!(
+            [3, 9, 30].map(|at| Shard::Flat { range: 7..19 }.before(&[4, 5], at)),
+            [0, 2, 12]
+        );
         // Rows that are taken whole join up.
         let rows = Shard::Box { offset: vec![1, 0, 0], shape: vec![2, 5, 6] };
         let found: Vec<_> = rows.stretches(&[4, 5, 6], 0..60).collect();

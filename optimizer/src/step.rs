@@ -37,9 +37,11 @@ impl Optimizer {
     /// options that no step can be made with, or that are not those of the unfinished step.
     /// [`Error::Interrupted`] when something failed or `io` asked to stop in between: no update is
     /// lost, and the next call with the same gradients does the rest with the same bits.
+    /// [`Error::HalfImported`] after an import that failed on its way.
     pub fn step_with(&mut self, io: &mut dyn StepIo, options: &StepOptions) -> Result<StepReport> {
         let begin = Instant::now();
         options.check()?;
+        self.refuse_half_imported()?;
         let mut active = self.active(io);
         self.join_ready(options, &mut active)?;
         self.check_active(options, &active)?;
@@ -69,8 +71,9 @@ impl Optimizer {
     /// the gradients are still being made. Whether it was called does not show in any bit.
     ///
     /// # Errors
-    /// The store's errors.
+    /// The store's errors, and [`Error::HalfImported`].
     pub fn begin_step(&mut self) -> Result<()> {
+        self.refuse_half_imported()?;
         if self.unfinished.is_none() {
             // Who will have a gradient is not known yet; all of them is the best guess.
             let begun = self.begin(None)?;

@@ -21,16 +21,16 @@ use crate::step_io::{Gradient, Segment, StepIo, Weight, WeightMut};
 use crate::subgroup::{BLOCK_ELEMS, Run, Subgroup};
 
 /// How much of a strided run is gathered at a time, in elements: whole blocks that stay in a cache.
-const TILE_ELEMS: u64 = BLOCK_ELEMS;
+pub(crate) const TILE_ELEMS: u64 = BLOCK_ELEMS;
 
 /// The planes of a run, or of a part of it; which there are depends on its form.
 #[derive(Default)]
-struct StoredPlanes<'a> {
-    p: Option<&'a mut [f32]>,
-    lo: Option<&'a mut [u16]>,
-    m: &'a mut [f32],
-    v: &'a mut [f32],
-    vmax: Option<&'a mut [f32]>,
+pub(crate) struct StoredPlanes<'a> {
+    pub(crate) p: Option<&'a mut [f32]>,
+    pub(crate) lo: Option<&'a mut [u16]>,
+    pub(crate) m: &'a mut [f32],
+    pub(crate) v: &'a mut [f32],
+    pub(crate) vmax: Option<&'a mut [f32]>,
 }
 
 impl Optimizer {
@@ -265,7 +265,7 @@ impl Optimizer {
 
 impl<'a> StoredPlanes<'a> {
     /// Takes the planes of `run` out of its subgroup's chunk.
-    fn of(chunk: &'a mut [u8], group: &Subgroup, run: &Run) -> Self {
+    pub(crate) fn of(chunk: &'a mut [u8], group: &Subgroup, run: &Run) -> Self {
         let mut stored = StoredPlanes::default();
         let (mut rest, mut at) = (chunk, 0);
         for (plane, bytes) in group.planes(run) {
@@ -284,7 +284,7 @@ impl<'a> StoredPlanes<'a> {
     }
 
     /// Returns a part of each plane, in elements.
-    fn part(&mut self, range: Range<usize>) -> StoredPlanes<'_> {
+    pub(crate) fn part(&mut self, range: Range<usize>) -> StoredPlanes<'_> {
         StoredPlanes {
             p: self.p.as_deref_mut().map(|plane| &mut plane[range.clone()]),
             lo: self.lo.as_deref_mut().map(|plane| &mut plane[range.clone()]),

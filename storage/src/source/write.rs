@@ -1,8 +1,9 @@
-//! Writing a safetensors file as a stream: the header first, then each tensor's bytes in order.
+//! Writing a safetensors file as a stream: the header first, then each tensor's bytes in order. Several
+//! tensors may be written in turn.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
+use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -37,9 +38,17 @@ pub struct TensorFileWriter {
     path: PathBuf,
     temporary: PathBuf,
     out: Option<BufWriter<File>>,
-    /// Name of each tensor and where it ends, counted from the first one's start.
-    ends: Vec<(String, u64)>,
-    written: u64,
+    /// Where in the file the next byte goes that `out` is given.
+    position: u64,
+    tensors: Vec<Unwritten>,
+}
+
+/// What is left of a tensor, in bytes of the file.
+#[derive(Debug)]
+struct Unwritten {
+    name: String,
+    next: u64,
+    end: u64,
 }
 
 impl TensorFileWriter {
@@ -63,6 +72,14 @@ impl TensorFileWriter {
             return Err(refuse(&path, "is not a regular file; name a file to write".into()));
         }
         let (header, ends) = encode(tensors, metadata).map_err(|why| refuse(&path, why))?;
+        let mut next = header.len() as u64;
+        let mut unwritten = Vec::with_capacity(ends.len());
+        for (name, end) in ends {
+            let end = (header.len() as u64).checked_add(end);
+            let end = end.ok_or_else(|| refuse(&path, String::from("would be too long")))?;
+            unwritten.push(Unwritten { name, next, end });
+            next = end;
+        }
         let temporary = temporary_name(&path)?;
         let file = File::options()
             .write(true)
@@ -70,24 +87,53 @@ impl TensorFileWriter {
             .open(&temporary)
             .map_err(|error| failed(&path, "cannot be created", &error, REMEDY))?;
         let out = Some(BufWriter::with_capacity(BUFFER_BYTES, file));
-        let mut writer = TensorFileWriter { path, temporary, out, ends, written: 0 };
-        writer.append(&header)?;
+        let mut writer = TensorFileWriter { path, temporary, out, position: 0, tensors: unwritten };
+        writer.write_at(0, &header)?;
         Ok(writer)
     }
 
-    /// Appends bytes of the tensors, in any pieces; a piece may reach into the next tensor.
+    /// Appends bytes to the first tensor that lacks some, and to those after it, in any pieces.
     ///
     /// # Errors
     /// [`Error::BadFile`] if these are more bytes than were declared, or they cannot be written.
     pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        let total = self.ends.last().map_or(0, |(_, end)| *end);
-        let left = total - self.written;
+        let left: u64 = self.tensors.iter().map(Unwritten::left).sum();
         if bytes.len() as u64 > left {
             let why = format!("was given {} bytes where {left} were left to write", bytes.len());
             return Err(refuse(&self.path, why));
         }
-        self.append(bytes)?;
-        self.written += bytes.len() as u64;
+        let mut rest = bytes;
+        while !rest.is_empty()
+            && let Some(tensor) = self.tensors.iter().position(|tensor| tensor.left() > 0)
+        {
+            let (part, after) =
+                rest.split_at(self.tensors[tensor].left().min(rest.len() as u64) as usize);
+            self.write_to(tensor, part)?;
+            rest = after;
+        }
+        Ok(())
+    }
+
+    /// Appends bytes to one tensor, given by its place among those that the file was created with.
+    ///
+    /// # Errors
+    /// [`Error::BadFile`] if there is no such tensor, these are more bytes than it lacks, or they
+    /// cannot be written.
+    pub fn write_to(&mut self, tensor: usize, bytes: &[u8]) -> Result<()> {
+        let Some(to) = self.tensors.get(tensor) else {
+            return Err(refuse(&self.path, format!("has no tensor number {tensor}")));
+        };
+        let (next, left) = (to.next, to.left());
+        if bytes.len() as u64 > left {
+            let why = format!(
+                "was given {} bytes of tensor {} where {left} were left to write",
+                bytes.len(),
+                quote(&to.name)
+            );
+            return Err(refuse(&self.path, why));
+        }
+        self.write_at(next, bytes)?;
+        self.tensors[tensor].next += bytes.len() as u64;
         Ok(())
     }
 
@@ -98,9 +144,9 @@ impl TensorFileWriter {
     /// gone then, and a file that was there before is untouched unless only the directory's own
     /// sync failed.
     pub fn finish(mut self) -> Result<()> {
-        if let Some((name, end)) = self.ends.iter().find(|(_, end)| *end > self.written) {
-            let missing = end - self.written;
-            let why = format!("tensor {} still lacks {missing} bytes", quote(name));
+        if let Some(tensor) = self.tensors.iter().find(|tensor| tensor.left() > 0) {
+            let (name, missing) = (quote(&tensor.name), tensor.left());
+            let why = format!("tensor {name} still lacks {missing} bytes");
             return Err(refuse(&self.path, why));
         }
         let result = self.publish();
@@ -122,15 +168,29 @@ impl TensorFileWriter {
         File::open(directory_of(&self.path))?.sync_all()
     }
 
-    fn append(&mut self, bytes: &[u8]) -> Result<()> {
+    fn write_at(&mut self, position: u64, bytes: &[u8]) -> Result<()> {
         let Some(out) = &mut self.out else { return Ok(()) };
-        out.write_all(bytes)
-            .map_err(|error| failed(&self.path, "cannot be written", &error, REMEDY))
+        // Seeking gives what is gathered to the system, so only if need be.
+        let sought = match position == self.position {
+            true => Ok(position),
+            false => out.seek(SeekFrom::Start(position)),
+        };
+        sought
+            .and_then(|_| out.write_all(bytes))
+            .map_err(|error| failed(&self.path, "cannot be written", &error, REMEDY))?;
+        self.position = position + bytes.len() as u64;
+        Ok(())
     }
 
     fn remove(&self) {
         // A file that cannot be removed has nobody left to tell; the first error stands.
         let _ = fs::remove_file(&self.temporary);
+    }
+}
+
+impl Unwritten {
+    fn left(&self) -> u64 {
+        self.end - self.next
     }
 }
 
@@ -285,6 +345,33 @@ mod tests {
             at += view.data().len();
         }
         assert_eq!(at, data.len());
+    }
+
+    #[test]
+    fn tensors_written_in_turn_are_those_written_one_after_the_other() {
+        let dir = tempfile::tempdir().unwrap();
+        let data: Vec<u8> = (0..57).collect();
+        let path = |name: &str| dir.path().join(name);
+        let mut plain =
+            TensorFileWriter::create(path("plain"), &specs(), &BTreeMap::new()).unwrap();
+        plain.write(&data).unwrap();
+        plain.finish().unwrap();
+        let mut turns =
+            TensorFileWriter::create(path("turns"), &specs(), &BTreeMap::new()).unwrap();
+        let parts =
+            [(3, 7..20), (0, 0..1), (3, 20..21), (2, 7..7), (1, 3..7), (0, 1..3), (3, 21..57)];
+        for (tensor, part) in parts {
+            turns.write_to(tensor, &data[part]).unwrap();
+        }
+        assert!(turns.write_to(0, &[0]).unwrap_err().to_string().contains("0 were left"));
+        assert!(turns.write_to(4, &[]).unwrap_err().to_string().contains("no tensor number 4"));
+        turns.finish().unwrap();
+        assert_eq!(fs::read(path("plain")).unwrap(), fs::read(path("turns")).unwrap());
+        let mut unfinished =
+            TensorFileWriter::create(path("plain"), &specs(), &BTreeMap::new()).unwrap();
+        unfinished.write_to(3, &data[7..]).unwrap();
+        let error = unfinished.finish().unwrap_err().to_string();
+        assert!(error.contains("lacks 3 bytes"), "{error}");
     }
 
     #[test]
