@@ -26,6 +26,9 @@ const VICTIMS_PART: usize = 16;
 const AHEAD_PART: u64 = 8;
 const AHEAD_BYTES: u64 = 16 << 20;
 
+/// The first part of the rank of a chunk that was read ahead and not yet used: below all others.
+const AWAITED: bool = false;
+
 /// What memory is wanted for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Need {
@@ -204,6 +207,11 @@ impl Mover {
             if victim.chunk.last_use.load(Ordering::Relaxed) != victim.last_use {
                 continue;
             }
+            // What came since may leave before what was read ahead.
+            if victim.rank.0 == AWAITED && self.entered_since_look {
+                self.victims.clear();
+                continue;
+            }
             if self.rank_at(&victim.chunk, for_what, victim.last_use).is_none() {
                 // Who needs memory more may still take it.
                 spared.extend((for_what != Need::Demand).then_some(victim));
@@ -237,6 +245,7 @@ impl Mover {
         }
         found.sort_unstable_by_key(|victim| (victim.rank, victim.chunk.id()));
         self.victims = found;
+        self.entered_since_look = false;
     }
 
     /// Returns the rank of a chunk that may leave for such a want, or `None`. What was read ahead and
@@ -260,7 +269,7 @@ impl Mover {
         }
         let age = now.saturating_sub(chunk.last_use.load(Ordering::Relaxed));
         let candidate = Candidate::new(next_use, age, chunk.bytes(), dirty);
-        Some((!awaited, self.policy.rank(&candidate)))
+        Some((if awaited { AWAITED } else { !AWAITED }, self.policy.rank(&candidate)))
     }
 
     /// Evicts a chunk: drops its frame, or queues its write-back.
@@ -287,6 +296,7 @@ impl Mover {
 
     /// A chunk has a frame.
     pub(super) fn enter(&mut self, chunk: &ChunkRef) {
+        self.entered_since_look = true;
         if self.resident.insert(chunk.id(), Arc::new(chunk.clone())).is_none() {
             // It was let in: what little this takes beside comes out of the next frame.
             let _ = self.handle.shared.arena.add_metadata(Cell::PRESENCE_BYTES);

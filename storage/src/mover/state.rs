@@ -60,6 +60,8 @@ pub(super) struct Mover {
     pub(super) coming: HashMap<ChunkId, u64>,
     pub(super) coming_bytes: u64,
     pub(super) victims: Vec<Victim>,
+    /// Whether a chunk came into memory since victims were looked for.
+    pub(super) entered_since_look: bool,
     pub(super) placer: Placer,
     pub(super) health: Vec<Health>,
     /// Why the last chunk could be written nowhere.
@@ -125,6 +127,7 @@ impl Mover {
             coming: HashMap::new(),
             coming_bytes: 0,
             victims: Vec::new(),
+            entered_since_look: false,
             placer: Placer::new(placement, paths),
             health: vec![Health::default(); paths],
             no_space: None,
