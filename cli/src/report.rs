@@ -144,6 +144,8 @@ pub(crate) struct Summary {
     pub(crate) seconds: f64,
     pub(crate) parameters_per_second: f64,
     pub(crate) limit: Option<Limit>,
+    /// What the cost model says with the speeds that were learned by the end of the run.
+    pub(crate) predicted: Predicted,
     /// Whether reads and writes were those of the plan from the second step on; none if there was
     /// no second step.
     pub(crate) as_expected: Option<bool>,

@@ -73,8 +73,11 @@ pub(super) fn plan(
     })
 }
 
-/// Returns what the cost model says of the second step and those after it.
-fn predicted(optimizer: &Optimizer, explanation: &Explanation) -> Result<Predicted, Failure> {
+/// Returns what the cost model says of the second step and those after it, with the speeds known now.
+pub(super) fn predicted(
+    optimizer: &Optimizer,
+    explanation: &Explanation,
+) -> Result<Predicted, Failure> {
     let machine = Machine {
         paths: explanation.paths.iter().map(|path| path.profile).collect(),
         elements_per_second: optimizer.measure_kernels()?,

@@ -58,6 +58,7 @@ pub(super) fn run(args: &AdamArgs) -> Result<Outcome, Failure> {
         steps: steps.len() as u64,
         seconds: steps.iter().map(|step| step.seconds).sum(),
         parameters_per_second: 0.0,
+        predicted: figures::predicted(&job.optimizer, &store.explain())?,
         limit: if interrupted { None } else { limit::limit(&steps, &store)? },
         as_expected: figures::as_expected(job.optimizer.plan(), &job.steps),
         paths: moved,

@@ -187,12 +187,13 @@ pub(crate) fn summary_text(plan: &Plan, summary: &Summary) -> String {
                 seconds(limit.achieved_seconds_per_step),
             ),
         );
+        block.line("", format!("achieved / limit = {:.0} %", limit.achieved * 100.0));
         block.line(
             "",
             format!(
-                "achieved / limit = {:.0} %; predicted {} s",
-                limit.achieved * 100.0,
-                seconds(plan.predicted.seconds_per_step)
+                "predicted {} s, and {} s with the speeds learned since",
+                seconds(plan.predicted.seconds_per_step),
+                seconds(summary.predicted.seconds_per_step)
             ),
         );
     }
