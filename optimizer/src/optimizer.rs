@@ -1,5 +1,7 @@
 //! The optimizer itself: its plan, its objects in the store, and how far it has come.
 
+use std::collections::HashMap;
+
 use tensortier_storage::arena::GRANULE;
 use tensortier_storage::dtype::DType;
 use tensortier_storage::store::{ObjectRef, Schedule, Store, WriteLease};
@@ -98,8 +100,8 @@ pub(crate) struct Unfinished {
     pub(crate) norm: Option<Norm>,
     /// Whether more gradients may come: it is made by updates during the backward pass.
     pub(crate) during_backward: bool,
-    /// A subgroup of which only some runs were updated, and how many.
-    pub(crate) partial: Option<(usize, usize)>,
+    /// Subgroups of which only some runs were updated, and how many.
+    pub(crate) partial: HashMap<usize, usize>,
 }
 
 impl Optimizer {
@@ -251,7 +253,7 @@ impl Unfinished {
             factor: 1.0,
             norm: None,
             during_backward: true,
-            partial: None,
+            partial: HashMap::new(),
         }
     }
 }

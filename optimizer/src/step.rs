@@ -179,7 +179,7 @@ impl Optimizer {
             factor,
             norm,
             during_backward: false,
-            partial: self.unfinished.take().and_then(|unfinished| unfinished.partial),
+            partial: self.unfinished.take().map(|it| it.partial).unwrap_or_default(),
         });
         self.update_all(todo, &scalars, io, times)
     }
