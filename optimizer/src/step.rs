@@ -190,14 +190,15 @@ impl Optimizer {
         let Unfinished { active, factor, norm, .. } =
             self.unfinished.take().unwrap_or_else(Unfinished::during_backward);
         self.steps += 1;
-        for (progress, active) in self.progress.iter_mut().zip(active) {
-            progress.updates += u64::from(active);
+        for (progress, active) in self.progress.iter_mut().zip(&active) {
+            progress.updates += u64::from(*active);
             progress.fresh &= !active;
         }
         let mut updated = Updated::default();
         let stamped = self.stamps.iter().zip(&self.plan.subgroups);
         for (_, group) in stamped.filter(|(stamp, _)| **stamp == self.steps) {
-            updated.elements += group.elems;
+            let took_part = group.runs.iter().filter(|run| active[run.param]);
+            updated.elements += took_part.map(|run| run.range.end - run.range.start).sum::<u64>();
             updated.moved.subgroups += 1;
             updated.moved.bytes += group.bytes;
         }
