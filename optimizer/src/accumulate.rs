@@ -41,14 +41,11 @@ impl Optimizer {
             return Err(Error::Unfinished { step: self.steps + 1 });
         }
         self.check_gradient(param, &range, &gradient)?;
-        let taken = match self.gradients.partial.take() {
-            Some((known, of, taken)) if (known, &of) == (param, &range) => taken,
-            Some((known, of, taken)) => {
-                let name = self.plan.params[known].name.clone();
-                let why = format!(
-                    "its gradient of elements {of:?} was taken in part only: repeat that call"
-                );
-                self.gradients.partial = Some((known, of, taken));
+        let taken = match &self.gradients.partial {
+            Some((known, of, taken)) if (*known, of) == (param, &range) => *taken,
+            Some((known, ..)) => {
+                let name = self.plan.params[*known].name.clone();
+                let why = self.gradients.taken_in_part(*known).unwrap_or_default();
                 return Err(Error::Parameter { param: name, why });
             }
             None => range.start,
@@ -63,6 +60,7 @@ impl Optimizer {
                 return Err(error);
             }
         }
+        self.gradients.partial = None;
         self.warn_of_rounding(param);
         Ok(())
     }

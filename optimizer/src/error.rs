@@ -110,8 +110,10 @@ pub enum Error {
         /// What failed; `None` when the caller asked to stop.
         cause: Option<Box<Error>>,
     },
-    /// The state cannot be read while a step is unfinished.
-    #[error("step {step} is unfinished: call step again before reading the state")]
+    /// What was asked for cannot be done while a step is unfinished.
+    #[error(
+        "step {step} is unfinished: call step again with the same gradients to finish it first"
+    )]
     Unfinished {
         /// The step, counted from 1.
         step: u64,

@@ -60,6 +60,9 @@ impl Optimizer {
             }
             Gradient::Elements(_) => {}
             Gradient::Stored => {
+                if let Some(why) = self.gradients.taken_in_part(run.param) {
+                    return refuse(why);
+                }
                 if let Some(block) = self.gradients.params[run.param].missing() {
                     let from = block as u64 * BLOCK_ELEMS;
                     return refuse(format!(
