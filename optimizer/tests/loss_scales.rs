@@ -45,9 +45,7 @@ fn optimizer() -> (Optimizer, Model) {
 fn scaled(t: u64, scale: f64) -> Vec<Option<Tensor>> {
     let one = |(i, n): (usize, &usize)| {
         let small = values(10 * t + i as u64, *n, 0.1).into_iter().map(|v| v + v.signum() * 0.01);
-        let exact = Tensor::new(DType::F16, &small.collect::<Vec<_>>());
-        let mut wide = vec![0.0; *n];
-        tensortier_optimizer::kernel::widen(exact.input(0..*n), &mut wide).unwrap();
+        let wide = Tensor::new(DType::F16, &small.collect::<Vec<_>>()).wide();
         let scaled: Vec<_> = wide.iter().map(|v| (f64::from(*v) * scale) as f32).collect();
         Some(Tensor::new(DType::F16, &scaled))
     };

@@ -9,11 +9,10 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use common::{Model, Tensor, values};
-use tensortier_optimizer::kernel::{self, Input};
+use common::{Handed, Model, Tensor, values};
+use tensortier_optimizer::kernel::Input;
 use tensortier_optimizer::{
-    Accumulation, Gradient, GradientPlace, Hyper, Optimizer, Options, Param, Plan, Plane, Segment,
-    StepIo,
+    Accumulation, Gradient, GradientPlace, Hyper, Optimizer, Options, Param, Plan, Plane,
 };
 use tensortier_storage::dtype::DType;
 use tensortier_storage::path::PathStore;
@@ -22,44 +21,31 @@ use tensortier_storage::store::Store;
 
 const ELEMS: usize = 150_000;
 
-/// Says that all gradients were handed over before.
-struct Handed(Model);
-
-impl StepIo for Handed {
-    fn segment(&mut self, param: usize, range: Range<u64>) -> Segment<'_> {
-        Segment { gradient: Gradient::Stored, ..self.0.segment(param, range) }
-    }
-}
-
 /// Without a first beta, the first moment is the gradient itself.
-fn optimizer(dtype: DType, place: GradientPlace) -> (Optimizer, Handed, Arc<MemoryPath>) {
+fn optimizer(dtype: DType, place: GradientPlace) -> (Optimizer, Model, Arc<MemoryPath>) {
     let options = Options {
         gradients: Accumulation { dtype, place },
         subgroup_elems: Some(65_536),
         ..Options::from(Hyper { beta1: 0.0, ..Hyper::default() })
     };
     let params = vec![Param::new("w", [ELEMS as u64], DType::F32)];
-    let model = Model::new(&params, 1);
+    let mut model = Model::new(&params, 1);
+    // Whether there is one; which it is was handed over before.
+    model.set_gradients(&[Some(gradient(0))]);
     let plan = Plan::new(params, options, 2 << 20).unwrap();
     let path = Arc::new(MemoryPath::new("memory", 1e9));
     let of_store = Arc::clone(&path) as Arc<dyn PathStore>;
     let store = Store::builder().host_budget(4 << 20).path_store(of_store).open().unwrap();
-    (Optimizer::open(store, plan).unwrap(), Handed(model), path)
+    (Optimizer::open(store, plan).unwrap(), model, path)
 }
 
 fn gradient(batch: u64) -> Tensor {
     Tensor::new(DType::BF16, &values(batch, ELEMS, 0.1))
 }
 
-fn wide(tensor: &Tensor) -> Vec<f32> {
-    let mut wide = vec![0.0; tensor.len()];
-    kernel::widen(tensor.input(0..tensor.len()), &mut wide).unwrap();
-    wide
-}
-
 /// What a step is given after all that was handed over.
-fn handed(optimizer: &mut Optimizer, io: &mut Handed) -> Vec<f32> {
-    optimizer.step(io).unwrap();
+fn handed(optimizer: &mut Optimizer, model: &mut Model) -> Vec<f32> {
+    optimizer.step(&mut Handed(model)).unwrap();
     let mut out = vec![0.0; ELEMS];
     optimizer.read_plane(0, Plane::M, 0..ELEMS as u64, &mut out).unwrap();
     out
@@ -67,15 +53,15 @@ fn handed(optimizer: &mut Optimizer, io: &mut Handed) -> Vec<f32> {
 
 /// The error of a sum of micro-batches relative to the sum in one batch, both as root mean squares.
 fn error(dtype: DType, batches: u64) -> f64 {
-    let (mut optimizer, mut io, _path) = optimizer(dtype, GradientPlace::Memory);
+    let (mut optimizer, mut model, _path) = optimizer(dtype, GradientPlace::Memory);
     let mut exact = vec![0.0_f64; ELEMS];
     for batch in 0..batches {
         let own = gradient(batch);
-        exact.iter_mut().zip(wide(&own)).for_each(|(sum, value)| *sum += f64::from(value));
+        exact.iter_mut().zip(own.wide()).for_each(|(sum, value)| *sum += f64::from(value));
         let all = own.input(0..ELEMS).into();
         optimizer.accumulate(0, 0..ELEMS as u64, all, batch + 1 == batches).unwrap();
     }
-    let got = handed(&mut optimizer, &mut io);
+    let got = handed(&mut optimizer, &mut model);
     let off: f64 = got.iter().zip(&exact).map(|(a, b)| (f64::from(*a) - b).powi(2)).sum();
     (off / exact.iter().map(|b| b * b).sum::<f64>()).sqrt()
 }
@@ -119,14 +105,14 @@ fn more_than_eight_micro_batches_in_16_bits_are_told_of_once() {
     {
         let count = Arc::new(AtomicU32::new(0));
         tracing::subscriber::with_default(Warnings(Arc::clone(&count)), || {
-            let (mut optimizer, mut io, _path) = optimizer(dtype, GradientPlace::Memory);
+            let (mut optimizer, mut model, _path) = optimizer(dtype, GradientPlace::Memory);
             for step in 0..2 {
                 for batch in 0..batches {
                     let own = gradient(step * 100 + batch);
                     let all = own.input(0..ELEMS).into();
                     optimizer.accumulate(0, 0..ELEMS as u64, all, true).unwrap();
                 }
-                optimizer.step(&mut io).unwrap();
+                optimizer.step(&mut Handed(&mut model)).unwrap();
             }
         });
         assert_eq!(count.load(Ordering::Relaxed), expect, "{dtype}, {batches}");
@@ -135,13 +121,13 @@ fn more_than_eight_micro_batches_in_16_bits_are_told_of_once() {
 
 #[test]
 fn a_store_that_fails_on_the_way_counts_nothing_twice() {
-    let (mut optimizer, mut io, path) = optimizer(DType::F32, GradientPlace::Store);
+    let (mut optimizer, mut model, path) = optimizer(DType::F32, GradientPlace::Store);
     let batches = 3;
     let mut exact = vec![0.0_f32; ELEMS];
     let mut failures = 0;
     for batch in 0..batches {
         let own = gradient(batch);
-        for (sum, value) in exact.iter_mut().zip(wide(&own)) {
+        for (sum, value) in exact.iter_mut().zip(own.wide()) {
             *sum = if batch == 0 { value } else { *sum + value };
         }
         // What came of earlier micro-batches is on the path, where reads fail sooner or later.
@@ -162,7 +148,7 @@ fn a_store_that_fails_on_the_way_counts_nothing_twice() {
             // Nothing but the rest of that call is taken, and no step can use a part.
             let text = hand_over(&mut optimizer, 0..65_536).unwrap_err().to_string();
             assert!(text.contains("repeat that call"), "{text}");
-            let text = optimizer.step(&mut io).unwrap_err().to_string();
+            let text = optimizer.step(&mut Handed(&mut model)).unwrap_err().to_string();
             assert!(text.contains("repeat that call"), "{text}");
             if tries == 3 {
                 path.set_mischief(Mischief::default());
@@ -171,7 +157,7 @@ fn a_store_that_fails_on_the_way_counts_nothing_twice() {
         path.set_mischief(Mischief::default());
     }
     assert!(failures > 0);
-    assert_eq!(handed(&mut optimizer, &mut io), exact);
+    assert_eq!(handed(&mut optimizer, &mut model), exact);
     // Begun anew after a failure, nothing of before is left.
     let own = gradient(7);
     let all = || Gradient::from(own.input(0..ELEMS));
@@ -184,37 +170,25 @@ fn a_store_that_fails_on_the_way_counts_nothing_twice() {
     optimizer.clear_gradients().unwrap();
     path.set_mischief(Mischief::default());
     optimizer.accumulate(0, 0..ELEMS as u64, all(), true).unwrap();
-    assert_eq!(handed(&mut optimizer, &mut io), wide(&own));
-}
-
-/// Ends the step after the first subgroup.
-struct Stops(Handed);
-
-impl StepIo for Stops {
-    fn segment(&mut self, param: usize, range: Range<u64>) -> Segment<'_> {
-        self.0.segment(param, range)
-    }
-    fn subgroup_done(&mut self, _done: u64, _of: u64) -> std::ops::ControlFlow<()> {
-        std::ops::ControlFlow::Break(())
-    }
+    assert_eq!(handed(&mut optimizer, &mut model), own.wide());
 }
 
 #[test]
 fn between_the_parts_of_a_step_what_was_handed_over_stays_as_it_is() {
     for place in [GradientPlace::Memory, GradientPlace::Store] {
-        let (mut optimizer, io, _path) = optimizer(DType::BF16, place);
+        let (mut optimizer, mut model, _path) = optimizer(DType::BF16, place);
         let own = gradient(1);
         optimizer.accumulate(0, 0..ELEMS as u64, own.input(0..ELEMS).into(), false).unwrap();
-        let mut io = Stops(io);
-        optimizer.step(&mut io).unwrap_err();
+        model.stop_after = Some(0);
+        optimizer.step(&mut Handed(&mut model)).unwrap_err();
         let more = Input::Bf16(&[0; 1]).into();
         let text = optimizer.accumulate(0, 0..1, more, true).unwrap_err().to_string();
         assert!(text.contains("unfinished"), "{text}");
         assert!(optimizer.clear_gradients().is_err());
         // Part of what was handed over is used up: there is no norm of all of it any more.
-        let text = optimizer.gradient_norm(&mut io).unwrap_err().to_string();
+        let text = optimizer.gradient_norm(&mut Handed(&mut model)).unwrap_err().to_string();
         assert!(text.contains("unfinished"), "{text}");
-        let got = handed(&mut optimizer, &mut io.0);
-        assert_eq!(got, wide(&own));
+        let got = handed(&mut optimizer, &mut model);
+        assert_eq!(got, own.wide());
     }
 }
