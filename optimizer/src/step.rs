@@ -34,7 +34,8 @@ impl Optimizer {
     /// Before any change: [`Error::Parameter`] when something that `io` hands over does not fit its
     /// parameter, or when an unfinished step is taken up with gradients of other parameters;
     /// [`Error::Tied`], [`Error::WeightsChanged`], [`Error::NonFinite`]; [`Error::Config`] for
-    /// options that no step can be made with, or that are not those of the unfinished step.
+    /// options that no step can be made with, or that are not those of the unfinished step;
+    /// [`Error::Storage`] when gradients that were handed over cannot be read for their norm.
     /// [`Error::Interrupted`] when something failed or `io` asked to stop in between: no update is
     /// lost, and the next call with the same gradients does the rest with the same bits.
     pub fn step_with(&mut self, io: &mut dyn StepIo, options: &StepOptions) -> Result<StepReport> {
@@ -250,7 +251,8 @@ impl Optimizer {
             self.schedule.declare(&this().collect::<Vec<_>>(), &states(&next), elsewhere)?;
         } else {
             for object in this().take(self.read_ahead()) {
-                self.store.prefetch(&object)?;
+                // Why a hint failed is said by the lease that follows it.
+                let _ = self.store.prefetch(&object);
             }
         }
         self.announced = Some(announced);
@@ -267,7 +269,6 @@ impl Optimizer {
         {
             let state = Some(&self.objects[*index]).filter(|_| *index >= self.plan.resident);
             for object in self.gradients.objects[*index].iter().chain(state) {
-                // Why a hint failed is said by the lease that follows it.
                 let _ = self.store.prefetch(object);
             }
         }
