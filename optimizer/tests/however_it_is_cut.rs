@@ -62,9 +62,11 @@ fn fingerprint(blocks: u64, order: Order, threads: usize, host: u64) -> (usize, 
 #[test]
 fn sizes_orders_and_threads_do_not_show() {
     let orders = [Order::Alternate, Order::Ascending, Order::Descending];
+    // Asked for one instruction set, each size in one order is enough.
+    let all = std::env::var_os(ISA_VARIABLE).is_none();
     let mut first = None;
     for (i, (blocks, subgroups)) in [(64, 1), (32, 2), (10, 7), (1, 64)].into_iter().enumerate() {
-        for (j, order) in orders.into_iter().enumerate() {
+        for (j, order) in orders.into_iter().enumerate().filter(|(j, _)| all || *j == i % 3) {
             // From everything in memory to a pipeline alone.
             let largest = blocks.min(63) * 65_536 * 14 + (1 << 20);
             let host = [largest * 3, largest * 4, 192 << 20][(i + j) % 3];
