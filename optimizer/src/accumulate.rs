@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::gathered::Gathered;
 use crate::kernel::norm::block_sum;
 use crate::kernel::{self, Accumulator, Input, Isa, KernelError};
-use crate::optimizer::Optimizer;
+use crate::optimizer::{Optimizer, Unfinished};
 use crate::step_io::Gradient;
 use crate::subgroup::{BLOCK_ELEMS, Run};
 use crate::team::Team;
@@ -42,14 +42,18 @@ impl Optimizer {
             return Err(Error::Unfinished { step: self.steps + 1 });
         }
         self.check_gradient(param, &range, &gradient)?;
-        let taken = match self.gradients.partial.take() {
-            Some((known, of, taken)) if (known, &of) == (param, &range) => taken,
-            Some((known, of, taken)) => {
-                let name = self.plan.params[known].name.clone();
-                let why = format!(
-                    "its gradient of elements {of:?} was taken in part only: repeat that call"
-                );
-                self.gradients.partial = Some((known, of, taken));
+        let ready = |unfinished: &Unfinished| unfinished.active[param];
+        if self.unfinished.as_ref().is_some_and(ready) {
+            return Err(Error::Parameter {
+                param: self.plan.params[param].name.clone(),
+                why: String::from("its gradient was said to be final; finish the step first"),
+            });
+        }
+        let taken = match &self.gradients.partial {
+            Some((known, of, taken)) if (*known, of) == (param, &range) => *taken,
+            Some((known, ..)) => {
+                let name = self.plan.params[*known].name.clone();
+                let why = self.gradients.taken_in_part(*known).unwrap_or_default();
                 return Err(Error::Parameter { param: name, why });
             }
             None => range.start,
@@ -64,6 +68,7 @@ impl Optimizer {
                 return Err(error);
             }
         }
+        self.gradients.partial = None;
         self.warn_of_rounding(param);
         Ok(())
     }

@@ -67,6 +67,13 @@ impl Accumulators {
         })
     }
 
+    /// Says what to do about a hand-over of this parameter's gradient that failed on its way, if one
+    /// did.
+    pub(crate) fn taken_in_part(&self, param: usize) -> Option<String> {
+        let (_, of, _) = self.partial.as_ref().filter(|(known, ..)| *known == param)?;
+        Some(format!("its gradient of elements {of:?} was taken in part only: repeat that call"))
+    }
+
     pub(crate) fn in_memory(&self) -> bool {
         self.options.place == GradientPlace::Memory
     }

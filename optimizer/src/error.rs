@@ -83,11 +83,12 @@ pub enum Error {
         /// Name of the first such parameter, if it is one of this rank.
         param: Option<String>,
     },
-    /// Weights that hold half of a split master were changed outside of a step. Nothing was changed
-    /// by this one.
+    /// Weights that hold half of a split master were changed outside of a step. This call changed
+    /// nothing; while a step is unfinished, only undoing the change helps.
     #[error(
-        "the weights of {param} were changed since the last step, and are half of its master; \
-         nothing was changed. Undo that, or call refresh_master to take them as they are"
+        "the weights of {param} were changed since they were last updated, and are half of its \
+         master; this call changed nothing. Undo that, or, between two steps, call refresh_master to \
+         take them as they are"
     )]
     WeightsChanged {
         /// The parameter's name.
@@ -103,7 +104,7 @@ pub enum Error {
     Interrupted {
         /// The step, counted from 1.
         step: u64,
-        /// Subgroups that have been updated.
+        /// Subgroups that are done: updated, or without anything to update.
         done: u64,
         /// All subgroups.
         subgroups: u64,
@@ -132,8 +133,10 @@ pub enum Error {
         /// What failed; `None` where something else was asked for since.
         cause: Option<Box<Error>>,
     },
-    /// The state cannot be read while a step is unfinished.
-    #[error("step {step} is unfinished: call step again before reading the state")]
+    /// What was asked for cannot be done while a step is unfinished.
+    #[error(
+        "step {step} is unfinished: call step again with the same gradients to finish it first"
+    )]
     Unfinished {
         /// The step, counted from 1.
         step: u64,

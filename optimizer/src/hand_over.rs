@@ -9,13 +9,15 @@ use crate::error::{Error, Result};
 use crate::optimizer::Optimizer;
 use crate::precision::StatePrecision;
 use crate::step_io::{Gradient, Segment, StepIo, Weight, WeightMut};
+use crate::strides::Strides;
 use crate::subgroup::{BLOCK_ELEMS, Run};
+use crate::ties::Layout;
 
-/// Where the weights of a run lie.
+/// Where the weights of a run lie, or of all of a parameter if they are strided.
 struct Place {
+    param: usize,
     addresses: Range<usize>,
-    /// Which subgroup and which of its runs.
-    run: (usize, usize),
+    layout: Layout,
     strided: bool,
 }
 
@@ -44,20 +46,20 @@ impl Optimizer {
         io: &mut dyn StepIo,
         look: impl Fn(&Self, &Run, &Segment<'_>) -> Result<()>,
     ) -> Result<()> {
-        let mut places = Vec::new();
-        for index in todo {
-            let runs = self.plan.subgroups[*index].runs.iter().enumerate();
-            for (number, run) in runs.filter(|(_, run)| active[run.param]) {
+        let mut places: Vec<Place> = Vec::new();
+        for run in todo.iter().flat_map(|index| &self.plan.subgroups[*index].runs) {
+            if active[run.param] {
                 let segment = io.segment(run.param, run.range.clone());
                 look(self, run, &segment)?;
-                places.push(Place {
-                    addresses: segment.weight.stored().addresses(),
-                    run: (*index, number),
-                    strided: matches!(segment.weight, Weight::Strided(..)),
-                });
+                let place = Place::of(run.param, &segment.weight);
+                // The runs of one strided parameter are handed its whole storage each.
+                let known = |last: &Place| last.strided && last.param == place.param;
+                if !places.last().is_some_and(known) {
+                    places.push(place);
+                }
             }
         }
-        self.check_ties(places, io)
+        self.check_ties(places)
     }
 
     /// Refuses a segment that does not fit its run.
@@ -75,6 +77,9 @@ impl Optimizer {
             }
             Gradient::Elements(_) => {}
             Gradient::Stored => {
+                if let Some(why) = self.gradients.taken_in_part(run.param) {
+                    return refuse(why);
+                }
                 if let Some(block) = self.gradients.params[run.param].missing() {
                     let from = block as u64 * BLOCK_ELEMS;
                     return refuse(format!(
@@ -123,32 +128,23 @@ impl Optimizer {
     }
 
     /// Refuses weights that two runs share: they would be updated twice.
-    fn check_ties(&self, mut places: Vec<Place>, io: &mut dyn StepIo) -> Result<()> {
+    fn check_ties(&self, mut places: Vec<Place>) -> Result<()> {
         places.retain(|place| !place.addresses.is_empty());
         places.sort_unstable_by_key(|place| place.addresses.start);
-        // Of those before, the ones that reach furthest: strided storages may hold others between.
+        // Of those before, the ones that reach further: strided storages may hold others between.
         let mut open: Vec<&Place> = Vec::new();
         for place in &places {
             open.retain(|other| other.addresses.end > place.addresses.start);
             for other in &open {
-                let (one, two) = (self.run(other), self.run(place));
-                // The runs of one strided parameter are handed its whole storage each.
-                if one.param == two.param && other.strided && place.strided {
-                    continue;
-                }
-                let tied = !(other.strided || place.strided) || share_a_place((one, two), io);
-                if tied {
-                    let name = |run: &Run| self.plan.params[run.param].name.clone();
-                    return Err(Error::Tied { first: name(one), second: name(two) });
+                let one_storage = other.param == place.param && other.strided && place.strided;
+                if !one_storage && other.layout.overlaps(&place.layout) {
+                    let name = |place: &Place| self.plan.params[place.param].name.clone();
+                    return Err(Error::Tied { first: name(other), second: name(place) });
                 }
             }
             open.push(place);
         }
         Ok(())
-    }
-
-    fn run(&self, place: &Place) -> &Run {
-        &self.plan.subgroups[place.run.0].runs[place.run.1]
     }
 
     /// Refuses weights that are half of a split master and were changed since they were written.
@@ -206,26 +202,19 @@ fn hash_block(block: &[u16]) -> u64 {
     XxHash3_64::oneshot(bytemuck::cast_slice(block))
 }
 
-/// Returns whether two runs, at least one of them strided, have an element at one address: each
-/// element of one is marked, and those of the other looked up.
-fn share_a_place((one, two): (&Run, &Run), io: &mut dyn StepIo) -> bool {
-    let mut marked = std::collections::HashSet::new();
-    each_address(one, io, |address| {
-        marked.insert(address);
-    });
-    let mut shared = false;
-    each_address(two, io, |address| shared |= marked.contains(&address));
-    shared
-}
-
-fn each_address(run: &Run, io: &mut dyn StepIo, mut each: impl FnMut(usize)) {
-    let weight = io.segment(run.param, run.range.clone()).weight;
-    let (start, width) = {
+impl Place {
+    /// Returns where weights lie that were checked.
+    fn of(param: usize, weight: &Weight<'_>) -> Self {
         let stored = weight.stored();
-        (stored.addresses().start, stored.dtype().bytes() as usize)
-    };
-    match weight {
-        Weight::Elements(raw) => (0..raw.len()).for_each(|i| each(start + i * width)),
-        Weight::Strided(_, strides) => strides.places(|i| each(start + i * width)),
+        let (addresses, width) = (stored.addresses(), stored.dtype().bytes());
+        let (dims, strided) = match weight {
+            Weight::Elements(raw) => (vec![(raw.len() as u64, width)], false),
+            Weight::Strided(_, Strides { shape, strides }) => {
+                let dim = |(extent, stride): (&u64, &u64)| (*extent, stride.saturating_mul(width));
+                (shape.iter().zip(*strides).map(dim).collect(), true)
+            }
+        };
+        let layout = Layout { start: addresses.start, width, dims };
+        Place { param, addresses, layout, strided }
     }
 }

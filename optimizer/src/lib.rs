@@ -2,7 +2,7 @@
 //! streams them through memory, and the bits are those of the whole run in memory.
 //!
 //! Modules stand on floors; each uses only what stands before it: `kernel` < `hyper` <
-//! `{error, shard, strides, order, precision}` < `{param, options}` < `subgroup` < `team` < `plan` <
+//! `{error, shard, strides, ties, order, precision}` < `{param, options}` < `subgroup` < `team` < `plan` <
 //! `{step_io, step_options, accumulators}` < `{gathered, job, report}` < `optimizer` <
 //! `{state, accumulate, hand_over, predict}` < `{norm, update}` < `{step, ready, checkpoint}`.
 
@@ -33,6 +33,7 @@ mod step_options;
 mod strides;
 pub mod subgroup;
 mod team;
+mod ties;
 mod update;
 
 pub use error::{Error, Result};

@@ -36,8 +36,10 @@ impl Optimizer {
     /// scale: what ranks add up (the sums of squares) before each gives the whole to its step.
     ///
     /// # Errors
-    /// [`Error::Parameter`] when something that is handed over does not fit its parameter.
+    /// [`Error::Parameter`] when something that is handed over does not fit its parameter;
+    /// [`Error::Unfinished`] while a step is unfinished, which has used up a part of it.
     pub fn gradient_norm(&mut self, io: &mut dyn StepIo) -> Result<Norm> {
+        self.refuse_unfinished()?;
         let active = self.active(io);
         let all: Vec<usize> = (0..self.plan.subgroups.len()).collect();
         self.check_all(&all, &active, io)?;

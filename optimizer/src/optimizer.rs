@@ -1,5 +1,7 @@
 //! The optimizer itself: its plan, its objects in the store, and how far it has come.
 
+use std::collections::HashMap;
+
 use tensortier_storage::arena::GRANULE;
 use tensortier_storage::dtype::DType;
 use tensortier_storage::store::{ObjectRef, Schedule, Store, WriteLease};
@@ -100,12 +102,13 @@ pub(crate) struct Unfinished {
     pub(crate) norm: Option<Norm>,
     /// Whether more gradients may come: it is made by updates during the backward pass.
     pub(crate) during_backward: bool,
-    /// A subgroup of which only some runs were updated, and how many.
-    pub(crate) partial: Option<(usize, usize)>,
+    /// Subgroups of which only some runs were updated, and how many.
+    pub(crate) partial: HashMap<usize, usize>,
 }
 
 impl Optimizer {
-    /// Makes the state of a plan in `store`; initial moments are zero and cost no I/O.
+    /// Makes the state of a plan in `store`; initial moments are zero and cost no I/O. The state goes
+    /// with the optimizer: [`Optimizer::export`] keeps it.
     ///
     /// # Errors
     /// [`Error::Config`] when the store has less host memory than the plan, and the store's errors:
@@ -121,25 +124,17 @@ impl Optimizer {
         let team = Team::new(plan.options.threads)?;
         let gradients =
             Accumulators::new(plan.options.gradients, &plan.params, plan.subgroups.len())?;
-        let mut objects = Vec::with_capacity(plan.subgroups.len());
-        for (index, group) in plan.subgroups.iter().enumerate() {
-            let key = format!("{}/subgroup/{index:06}", plan.options.name);
-            objects.push(store.create_chunked(&key, DType::U8, &[group.bytes], group.bytes)?);
-        }
-        let resident = &objects[..plan.resident];
-        let resident = resident.iter().map(|object| store.lease_write(object, 0).wait());
-        let resident = resident.collect::<Result<_, _>>()?;
-        Ok(Optimizer {
+        let mut optimizer = Optimizer {
             stamps: vec![0; plan.subgroups.len()],
             progress: plan.params.iter().zip(&plan.forms).map(Progress::new).collect(),
             schedule: match plan.options.read_ahead {
                 Some(subgroups) => store.schedule().with_read_ahead(subgroups),
                 None => store.schedule(),
             },
+            objects: Vec::with_capacity(plan.subgroups.len()),
+            resident: Vec::with_capacity(plan.resident),
             store,
             plan,
-            objects,
-            resident,
             gradients,
             team,
             steps: 0,
@@ -147,7 +142,23 @@ impl Optimizer {
             begun: None,
             unfinished: None,
             half_imported: None,
-        })
+        };
+        optimizer.make_objects()?;
+        Ok(optimizer)
+    }
+
+    /// Makes an object of one chunk per subgroup. What is made is deleted when the optimizer is dropped,
+    /// also if the rest cannot be.
+    fn make_objects(&mut self) -> Result<()> {
+        for (index, group) in self.plan.subgroups.iter().enumerate() {
+            let key = format!("{}/subgroup/{index:06}", self.plan.options.name);
+            let object = self.store.create_chunked(&key, DType::U8, &[group.bytes], group.bytes)?;
+            self.objects.push(object);
+        }
+        for object in &self.objects[..self.plan.resident] {
+            self.resident.push(self.store.lease_write(object, 0).wait()?);
+        }
+        Ok(())
     }
 
     /// Returns the plan.
@@ -212,13 +223,13 @@ impl Optimizer {
     }
 
     /// Takes the caller's weights of a parameter for its master at its next update, whatever the
-    /// master was: to be called after weights were changed outside of a step. The moments stay.
+    /// master was: to be called after weights were changed outside of a step. The moments stay. While a
+    /// step is unfinished this is for what it has not updated yet.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] for a parameter that is not there; [`Error::Unfinished`] while a step
-    /// is unfinished.
+    /// [`Error::OutOfRange`] for a parameter that is not there; [`Error::HalfImported`].
     pub fn refresh_master(&mut self, param: usize) -> Result<()> {
-        self.refuse_unfinished()?;
+        self.refuse_half_imported()?;
         let params = self.progress.len();
         let progress = self.progress.get_mut(param).ok_or_else(|| Error::OutOfRange {
             what: format!("parameter number {param}"),
@@ -232,7 +243,7 @@ impl Optimizer {
     /// [`Optimizer::refresh_master`].
     ///
     /// # Errors
-    /// [`Error::Unfinished`] while a step is unfinished.
+    /// [`Error::HalfImported`].
     pub fn refresh_masters(&mut self) -> Result<()> {
         (0..self.progress.len()).try_for_each(|param| self.refresh_master(param))
     }
@@ -255,6 +266,16 @@ impl Optimizer {
     }
 }
 
+impl Drop for Optimizer {
+    fn drop(&mut self) {
+        let gradients = self.gradients.objects.iter_mut().filter_map(Option::take);
+        for object in self.objects.drain(..).chain(gradients) {
+            // A store that is closed has deleted them already.
+            let _ = self.store.delete(&object);
+        }
+    }
+}
+
 impl Unfinished {
     /// Returns a step that nothing is known of yet.
     pub(crate) fn during_backward() -> Self {
@@ -264,7 +285,7 @@ impl Unfinished {
             factor: 1.0,
             norm: None,
             during_backward: true,
-            partial: None,
+            partial: HashMap::new(),
         }
     }
 }

@@ -6,7 +6,8 @@ use crate::hyper::Hyper;
 use crate::order::{Eviction, Order};
 use crate::precision::StatePrecision;
 
-/// The settings of an optimizer. The default is AdamW as torch has it, and everything else chosen.
+/// The settings of an optimizer. The default is AdamW as torch has it, one group, and everything else
+/// left to the plan.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Options {
     /// What its objects in the store and its checkpoints are called; two optimizers on one store
@@ -19,7 +20,8 @@ pub struct Options {
     pub precision: Option<StatePrecision>,
     /// How updated weights become 16-bit ones.
     pub rounding: Rounding,
-    /// Elements of a subgroup, a multiple of 65,536; `None` chooses.
+    /// Elements of a subgroup, a multiple of 65,536; `None` takes the largest power of two, from
+    /// 256 Ki to 8 Mi, of which 48 fit in the host memory.
     pub subgroup_elems: Option<u64>,
     /// Directions of the steps.
     pub order: Order,

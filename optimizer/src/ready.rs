@@ -45,7 +45,7 @@ impl Optimizer {
         let mut begun = self.begin(None)?;
         self.unfinished = Some(Unfinished {
             active: active.clone(),
-            partial: self.unfinished.take().and_then(|unfinished| unfinished.partial),
+            partial: self.unfinished.take().map(|it| it.partial).unwrap_or_default(),
             ..Unfinished::during_backward()
         });
         let scalars = self.scalars(&active, 1.0);

@@ -21,7 +21,7 @@ pub struct StepReport {
     pub gradient_factor: f64,
     /// How long the calls took that made the step.
     pub elapsed: Duration,
-    /// Elements that were updated.
+    /// Elements that were updated: those of parameters that had a gradient.
     pub elements: u64,
     /// Subgroups that were updated and their stored bytes.
     pub updated: Moved,

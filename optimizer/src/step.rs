@@ -34,7 +34,8 @@ impl Optimizer {
     /// Before any change: [`Error::Parameter`] when something that `io` hands over does not fit its
     /// parameter, or when an unfinished step is taken up with gradients of other parameters;
     /// [`Error::Tied`], [`Error::WeightsChanged`], [`Error::NonFinite`]; [`Error::Config`] for
-    /// options that no step can be made with, or that are not those of the unfinished step.
+    /// options that no step can be made with, or that are not those of the unfinished step;
+    /// [`Error::Storage`] when gradients that were handed over cannot be read for their norm.
     /// [`Error::Interrupted`] when something failed or `io` asked to stop in between: no update is
     /// lost, and the next call with the same gradients does the rest with the same bits.
     /// [`Error::HalfImported`] after an import that failed on its way.
@@ -182,7 +183,7 @@ impl Optimizer {
             factor,
             norm,
             during_backward: false,
-            partial: self.unfinished.take().and_then(|unfinished| unfinished.partial),
+            partial: self.unfinished.take().map(|it| it.partial).unwrap_or_default(),
         });
         self.update_all(todo, &scalars, io, times)
     }
@@ -193,14 +194,15 @@ impl Optimizer {
         let Unfinished { active, factor, norm, .. } =
             self.unfinished.take().unwrap_or_else(Unfinished::during_backward);
         self.steps += 1;
-        for (progress, active) in self.progress.iter_mut().zip(active) {
-            progress.updates += u64::from(active);
+        for (progress, active) in self.progress.iter_mut().zip(&active) {
+            progress.updates += u64::from(*active);
             progress.fresh &= !active;
         }
         let mut updated = Updated::default();
         let stamped = self.stamps.iter().zip(&self.plan.subgroups);
         for (_, group) in stamped.filter(|(stamp, _)| **stamp == self.steps) {
-            updated.elements += group.elems;
+            let took_part = group.runs.iter().filter(|run| active[run.param]);
+            updated.elements += took_part.map(|run| run.range.end - run.range.start).sum::<u64>();
             updated.moved.subgroups += 1;
             updated.moved.bytes += group.bytes;
         }
@@ -252,7 +254,8 @@ impl Optimizer {
             self.schedule.declare(&this().collect::<Vec<_>>(), &states(&next), elsewhere)?;
         } else {
             for object in this().take(self.read_ahead()) {
-                self.store.prefetch(&object)?;
+                // Why a hint failed is said by the lease that follows it.
+                let _ = self.store.prefetch(&object);
             }
         }
         self.announced = Some(announced);
@@ -269,7 +272,6 @@ impl Optimizer {
         {
             let state = Some(&self.objects[*index]).filter(|_| *index >= self.plan.resident);
             for object in self.gradients.objects[*index].iter().chain(state) {
-                // Why a hint failed is said by the lease that follows it.
                 let _ = self.store.prefetch(object);
             }
         }

@@ -10,8 +10,8 @@ use crate::strides::Strides;
 
 /// Where a step takes gradients from and puts weights to.
 pub trait StepIo {
-    /// Returns whether the parameter has a gradient this step. Asked once per step, before any
-    /// change; a parameter without one is skipped: no decay, no count, as in torch.
+    /// Returns whether the parameter has a gradient this step. Asked once in each call of `step`,
+    /// before any change; a parameter without one is skipped: no decay, no count, as in torch.
     fn has_gradient(&self, param: usize) -> bool {
         let _ = param;
         true
@@ -166,7 +166,9 @@ impl<'a> WeightMut<'a> {
     }
 }
 
-/// Parameters whose gradients and weights are plain slices: the simplest [`StepIo`].
+/// Parameters whose gradients and weights are plain slices, given in the order of the plan: the
+/// simplest [`StepIo`]. Parameters that were not added count as frozen; what a slice has beyond its
+/// parameter's elements is left alone.
 #[derive(Debug, Default)]
 pub struct Slices<'a> {
     params: Vec<(WeightMut<'a>, Option<Input<'a>>)>,

@@ -70,9 +70,13 @@ impl StepOptions {
     /// Refuses what no step can be made with.
     pub(crate) fn check(&self) -> Result<()> {
         let refuse = |what: String, why: &str| Err(Error::Config { what, why: why.to_owned() });
-        let positive = |value: f64| value > 0.0 && value.is_finite();
-        if !positive(self.loss_scale) {
-            return refuse(format!("a loss scale of {}", self.loss_scale), "must be above 0");
+        // What the kernels multiply with: as an fp32 zero it would drop all gradients silently.
+        let factor = (1.0 / self.loss_scale) as f32;
+        if !(factor > 0.0 && factor.is_finite()) {
+            return refuse(
+                format!("a loss scale of {:e}", self.loss_scale),
+                "must be above 0, and its inverse a number that fp32 holds",
+            );
         }
         match self.max_norm {
             Some(norm) if norm.is_nan() || norm < 0.0 => {

@@ -105,14 +105,6 @@ impl Strides<'_> {
             }
         }
     }
-
-    /// Calls `each` with the place of every element, in elements of the storage.
-    pub(crate) fn places(&self, mut each: impl FnMut(usize)) {
-        let elems = self.shape.iter().product();
-        for Row { offset, step, elems } in self.rows(0..elems) {
-            (0..elems).for_each(|i| each(offset + i * step));
-        }
-    }
 }
 
 #[cfg(test)]

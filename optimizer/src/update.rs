@@ -85,15 +85,15 @@ impl Optimizer {
         times: &mut Times,
     ) -> Result<()> {
         let begin = Instant::now();
-        let partial = self.unfinished.as_mut().and_then(|unfinished| unfinished.partial.take());
-        let first = partial.filter(|(group, _)| *group == index).map_or(0, |(_, runs)| runs);
+        let partial = self.unfinished.as_mut().and_then(|it| it.partial.remove(&index));
+        let first = partial.unwrap_or(0);
         let runs = self.plan.subgroups[index].runs.len();
         let mut outcome = Ok(());
         for number in first..runs {
             outcome = self.update_run((index, number), (lease, gradients), scalars, io);
             if outcome.is_err() {
                 if let Some(unfinished) = &mut self.unfinished {
-                    unfinished.partial = Some((index, number));
+                    unfinished.partial.insert(index, number);
                 }
                 break;
             }

@@ -8,47 +8,24 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{Model, Reference, Tensor, compare, store, values};
+use common::{Handed, Model, Reference, Tensor, compare, store, values};
 use proptest::prelude::*;
-use tensortier_optimizer::kernel::{self, Input};
+use tensortier_optimizer::kernel::Input;
 use tensortier_optimizer::{
     Accumulation, Error, Gradient, GradientPlace, Hyper, NonFinite, Optimizer, Options, Outcome,
-    Param, Plan, Rounding, Segment, StatePrecision, StepIo, StepOptions, Strides,
+    Param, Plan, Rounding, StatePrecision, StepOptions, Strides,
 };
 use tensortier_storage::dtype::DType;
 use tensortier_storage::path::PathStore;
 use tensortier_storage::path::memory::MemoryPath;
 use tensortier_storage::store::Store;
 
-/// A model whose gradients were all handed over before.
-struct Handed<'a>(&'a mut Model);
-
-impl StepIo for Handed<'_> {
-    fn has_gradient(&self, param: usize) -> bool {
-        self.0.gradients[param].is_some()
-    }
-
-    fn segment(&mut self, param: usize, range: std::ops::Range<u64>) -> Segment<'_> {
-        Segment { gradient: Gradient::Stored, ..self.0.segment(param, range) }
-    }
-
-    fn subgroup_done(&mut self, done: u64, of: u64) -> std::ops::ControlFlow<()> {
-        self.0.subgroup_done(done, of)
-    }
-}
-
-fn wide(tensor: &Tensor) -> Vec<f32> {
-    let mut wide = vec![0.0; tensor.len()];
-    kernel::widen(tensor.input(0..tensor.len()), &mut wide).unwrap();
-    wide
-}
-
 /// The sum of micro-batches, rounded to `dtype` after each.
 fn summed(dtype: DType, batches: &[Tensor]) -> Tensor {
-    let mut sum = Tensor::new(dtype, &wide(&batches[0]));
+    let mut sum = Tensor::new(dtype, &batches[0].wide());
     for batch in &batches[1..] {
         let added: Vec<f32> =
-            wide(&sum).iter().zip(wide(batch)).map(|(sum, gradient)| sum + gradient).collect();
+            sum.wide().iter().zip(batch.wide()).map(|(sum, gradient)| sum + gradient).collect();
         sum = Tensor::new(dtype, &added);
     }
     sum

@@ -5,10 +5,14 @@
 
 mod common;
 
+use std::ops::Range;
+
 use common::{Model, Reference, Tensor, compare, store, values};
 use proptest::prelude::*;
+use tensortier_optimizer::kernel::Input;
 use tensortier_optimizer::{
-    Error, Hyper, Optimizer, Options, Order, Param, Plan, Rounding, StatePrecision, StepOptions,
+    Error, Hyper, Optimizer, Options, Order, Param, Plan, Rounding, Segment, StatePrecision,
+    StepIo, StepOptions,
 };
 use tensortier_storage::dtype::DType;
 
@@ -124,5 +128,49 @@ fn what_such_a_step_cannot_do_is_refused() {
             assert!(text.contains("under way already"), "{text}");
         }
         result => assert!(subgroups == 1 && result.is_ok()),
+    }
+}
+
+/// Hands over good segments, but for a parameter that it is told to spoil: then only at first sight.
+struct Spoiled {
+    model: Model,
+    bad: Option<usize>,
+    seen: bool,
+}
+
+impl StepIo for Spoiled {
+    fn segment(&mut self, param: usize, range: Range<u64>) -> Segment<'_> {
+        let mut segment = self.model.segment(param, range);
+        // Looked at once before anything is changed, then handed over.
+        if self.bad == Some(param) && std::mem::replace(&mut self.seen, true) {
+            segment.gradient = Input::F32(&[]).into();
+        }
+        segment
+    }
+}
+
+#[test]
+fn subgroups_that_failed_half_way_are_taken_up_where_they_were() {
+    // Each two share a subgroup, and the later ones come first.
+    let sizes = [100, 65_300, 300, 65_200];
+    let options =
+        Options { subgroup_elems: Some(65_536), order: Order::Descending, ..Options::default() };
+    for failing in [&[1][..], &[1, 3]] {
+        let (mut optimizer, mut model) = optimizer(&sizes, options.clone());
+        assert_eq!(optimizer.plan().subgroups.len(), 2);
+        let params = optimizer.plan().params.clone();
+        let mut reference = Reference::new(&params, &model.weights, Rounding::Nearest);
+        let given = gradients(&sizes, 1);
+        reference.step(&[Hyper::default(); 4], 1.0, &given);
+        model.set_gradients(&given);
+        let mut spoiled = Spoiled { model, bad: None, seen: false };
+        for (ready, last) in [([0, 1], 1), ([2, 3], 3)] {
+            (spoiled.bad, spoiled.seen) = (failing.contains(&last).then_some(last), false);
+            let outcome = optimizer.update_ready(&mut spoiled, &ready, true);
+            let stopped = matches!(outcome, Err(Error::Interrupted { cause: Some(_), .. }));
+            assert_eq!(stopped, spoiled.bad.is_some(), "{outcome:?}");
+        }
+        optimizer.step(&mut spoiled.model).unwrap();
+        compare(&optimizer, &spoiled.model, &reference);
     }
 }

@@ -425,3 +425,25 @@ fn the_norm_of_ranks_adds_up() {
     assert_eq!(report.norm, Some(whole));
     assert_eq!(report.gradient_factor, 1.0 / (2.0 * own.value() + 1e-6));
 }
+
+#[test]
+fn an_optimizer_takes_its_objects_with_it_and_nobody_elses() {
+    let params = || vec![Param::new("w", [200_000], DType::F32)];
+    let options = Options { subgroup_elems: Some(65_536), ..Options::default() };
+    let plan = |name: &str| {
+        let options = Options { name: name.into(), ..options.clone() };
+        Plan::new(params(), options, 2 << 20).unwrap()
+    };
+    let store = store(4 << 20, 1);
+    let one = Optimizer::open(store.clone(), plan("one")).unwrap();
+    let two = Optimizer::open(store.clone(), plan("two")).unwrap();
+    assert!(Optimizer::open(store.clone(), plan("one")).is_err());
+    assert_eq!(store.list("one/").len(), 4);
+    drop(one);
+    assert_eq!((store.list("one/").len(), store.list("two/").len()), (0, 4));
+    // One that cannot be made whole leaves nothing.
+    store.create("one/subgroup/000002", DType::U8, &[1]).unwrap();
+    assert!(Optimizer::open(store.clone(), plan("one")).is_err());
+    assert_eq!(store.list("one/").len(), 1);
+    drop(two);
+}

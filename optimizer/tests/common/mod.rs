@@ -4,6 +4,8 @@
 #![allow(dead_code, reason = "each test uses its part")]
 #![allow(clippy::unwrap_used, reason = "helpers of tests may panic as tests do")]
 
+pub(crate) mod golden;
+
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
@@ -66,6 +68,24 @@ impl Tensor {
         }
     }
 
+    /// The elements as fp32.
+    pub(crate) fn wide(&self) -> Vec<f32> {
+        let mut wide = vec![0.0; self.len()];
+        kernel::widen(self.input(0..self.len()), &mut wide).unwrap();
+        wide
+    }
+
+    /// The elements of this, a whole tensor, that a parameter has here.
+    pub(crate) fn shard(&self, param: &Param) -> Tensor {
+        let here = places(param);
+        match self {
+            Tensor::F32(raw) => Tensor::F32(here.iter().map(|i| raw[*i]).collect()),
+            Tensor::Half(dtype, raw) => {
+                Tensor::Half(*dtype, here.iter().map(|i| raw[*i]).collect())
+            }
+        }
+    }
+
     /// The same elements, those of a matrix of `columns` stored column by column.
     fn transposed(&self, columns: usize) -> Tensor {
         fn turn<T: Copy>(raw: &[T], columns: usize) -> Vec<T> {
@@ -77,6 +97,13 @@ impl Tensor {
             Tensor::Half(dtype, raw) => Tensor::Half(*dtype, turn(raw, columns)),
         }
     }
+}
+
+/// Where in the whole tensor the elements lie that a parameter has here.
+pub(crate) fn places(param: &Param) -> Vec<usize> {
+    let n = param.elements().unwrap();
+    let stretches = param.stretches(0..n);
+    stretches.flat_map(|s| s.global as usize..(s.global + s.elems) as usize).collect()
 }
 
 /// Reproducible values in (-scale, scale).
@@ -189,6 +216,24 @@ impl StepIo for Model {
             }
             None => ControlFlow::Continue(()),
         }
+    }
+}
+
+/// A model whose gradients were all handed over before.
+#[derive(Debug)]
+pub(crate) struct Handed<'a>(pub(crate) &'a mut Model);
+
+impl StepIo for Handed<'_> {
+    fn has_gradient(&self, param: usize) -> bool {
+        self.0.has_gradient(param)
+    }
+
+    fn segment(&mut self, param: usize, range: Range<u64>) -> Segment<'_> {
+        Segment { gradient: Gradient::Stored, ..self.0.segment(param, range) }
+    }
+
+    fn subgroup_done(&mut self, done: u64, of: u64) -> ControlFlow<()> {
+        self.0.subgroup_done(done, of)
     }
 }
 
