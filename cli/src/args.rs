@@ -71,7 +71,8 @@ pub(crate) struct AdamArgs {
     /// Parameters per subgroup, the unit that moves between memory and paths: auto or a count (8Mi)
     #[arg(long, value_name = "COUNT", default_value = "auto", allow_negative_numbers = true, help_heading = PLACES)]
     pub(crate) subgroup: Subgroup,
-    /// Which state is kept: weights (8 B per parameter, fp32 weights are the master), fp32 (12 B)
+    /// Which state is kept: weights (8 B per parameter, fp32 weights are the master), fp32 (12 B),
+    /// split (10 B, bf16 weights are half of the master); auto takes weights for fp32, else fp32
     #[arg(long, value_name = "STATE", default_value = "auto", help_heading = PLACES)]
     pub(crate) state: StateArg,
     /// Direction of each step over the subgroups
@@ -181,24 +182,18 @@ pub(crate) enum FloatType {
 /// Which planes the state has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum StateArg {
-    /// fp32 weights are their own master; 16-bit weights get an fp32 one
+    // `Weights` for fp32 weights, else `Fp32`.
     Auto,
-    /// the weights are the master: 8 bytes per parameter
     Weights,
-    /// an fp32 master beside the weights: 12 bytes per parameter
     Fp32,
-    /// bf16 weights are half of the master: 10 bytes per parameter
     Split,
 }
 
 /// The direction of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OrderArg {
-    /// there and back
     Alternate,
-    /// from the first to the last
     Ascending,
-    /// from the last to the first
     Descending,
 }
 
