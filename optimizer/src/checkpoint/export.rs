@@ -14,8 +14,9 @@ use crate::precision::{Plane, StatePrecision};
 use crate::step_io::{StepIo, Weight, WeightMut};
 use crate::subgroup::{BLOCK_ELEMS, Run};
 
+use super::checksum::checksum;
 use super::header::Header;
-use super::tensors::{Kind, blocks, checksum, checksums};
+use super::tensors::{Kind, blocks, checksums};
 
 /// A checkpoint being written.
 struct Out {

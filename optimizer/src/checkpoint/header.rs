@@ -11,7 +11,7 @@ use crate::options::Rounding;
 use crate::precision::StatePrecision;
 use crate::shard::Shard;
 
-use super::tensors::checksum;
+use super::checksum::checksum;
 
 /// The version of the format.
 const FORMAT: u64 = 1;

@@ -6,6 +6,7 @@
 //! checkpoint and refuses what does not fit, `reshard` says which part of which file an element comes
 //! from, `import` puts all of it into place.
 
+mod checksum;
 mod export;
 mod header;
 mod import;

@@ -10,8 +10,9 @@ use tensortier_storage::source::{Access, TensorFile};
 use crate::error::{Error, Result};
 use crate::subgroup::BLOCK_ELEMS;
 
+use super::checksum::checksum;
 use super::header::{Header, SavedParam};
-use super::tensors::{CHECKSUMS, Kind, blocks, checksum, checksums};
+use super::tensors::{CHECKSUMS, Kind, blocks, checksums};
 
 /// How many blocks are kept: shards that are cut across those of the files need each more than once.
 const KEPT_BLOCKS: usize = 32;

@@ -3,7 +3,6 @@
 
 use tensortier_storage::dtype::DType;
 use tensortier_storage::source::TensorSpec;
-use twox_hash::XxHash3_64;
 
 use crate::subgroup::BLOCK_ELEMS;
 
@@ -79,9 +78,4 @@ pub(super) fn blocks(elems: u64) -> u64 {
 /// Returns the tensor of the checksums of so many blocks.
 pub(super) fn checksums(blocks: u64) -> TensorSpec {
     TensorSpec { name: String::from(CHECKSUMS), dtype: DType::U64, shape: vec![blocks] }
-}
-
-/// Returns the checksum of a block, or of the header.
-pub(super) fn checksum(bytes: &[u8]) -> u64 {
-    XxHash3_64::oneshot(bytes)
 }

@@ -4,12 +4,13 @@
 //! gradient of one 16-bit type this is what torch does in `.grad += g`; with an `f32` accumulator it
 //! is an addition in `f32`.
 
+use super::error::check;
 use super::fpenv::FpEnv;
 #[cfg(target_arch = "aarch64")]
 use super::neon;
 use super::planes::{Accumulator, Input};
-use super::round::{Bf16, F16, F32, Narrow, Widen};
-use super::update::check;
+use super::round::{Bf16, F16, F32, Widen};
+use super::sums::{Kind, Raw, add_all};
 #[cfg(target_arch = "x86_64")]
 use super::x86;
 use super::{Isa, KernelError};
@@ -57,16 +58,6 @@ fn by_input<A: Kind, const ADD: bool>(isa: Isa, into: &mut [Raw<A>], from: Input
     }
 }
 
-/// A type of accumulators: read and written.
-pub(super) trait Kind: Widen + Narrow<Raw = <Self as Widen>::Raw> {}
-
-impl Kind for Bf16 {}
-impl Kind for F16 {}
-impl Kind for F32 {}
-
-/// An accumulator's element in memory.
-pub(super) type Raw<A> = <A as Widen>::Raw;
-
 fn run<A: Kind, I: Widen, const ADD: bool>(isa: Isa, into: &mut [Raw<A>], from: &[I::Raw]) -> bool {
     let _environment = FpEnv::enter();
     match isa {
@@ -94,13 +85,4 @@ fn run<A: Kind, I: Widen, const ADD: bool>(isa: Isa, into: &mut [Raw<A>], from: 
 #[inline(never)]
 fn scalar<A: Kind, I: Widen, const ADD: bool>(into: &mut [Raw<A>], from: &[I::Raw]) {
     add_all::<A, I, ADD>(into, from);
-}
-
-/// The loop that every instruction set compiles.
-#[inline(always)]
-pub(super) fn add_all<A: Kind, I: Widen, const ADD: bool>(into: &mut [Raw<A>], from: &[I::Raw]) {
-    for (into, &from) in into.iter_mut().zip(from) {
-        let from = I::widen(from);
-        *into = A::narrow(if ADD { A::widen(*into) + from } else { from });
-    }
 }

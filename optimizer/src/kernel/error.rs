@@ -43,3 +43,8 @@ pub enum KernelError {
         name: String,
     },
 }
+
+/// Refuses a length that is not the expected one.
+pub(super) fn check(what: &'static str, expected: usize, actual: usize) -> Result<(), KernelError> {
+    if actual == expected { Ok(()) } else { Err(KernelError::Length { what, expected, actual }) }
+}

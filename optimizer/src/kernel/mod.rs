@@ -27,6 +27,7 @@ pub mod round;
 mod scalars;
 pub mod split;
 pub mod stochastic;
+mod sums;
 mod update;
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code)]

@@ -3,12 +3,12 @@
 //! No feature needs asking for, so there is no unsafe code here. Vector arithmetic there follows the
 //! same control register as scalar arithmetic, which the guard of the environment sets.
 
-use super::accumulate::{Kind, Raw, add_all};
+use super::body;
 use super::master::Master;
 use super::planes::Slices;
 use super::round::Widen;
 use super::scalars::Scalars;
-use super::{body, norm};
+use super::sums::{Kind, Raw, add_all, add_squares};
 
 /// Updates a run.
 pub(super) fn update<I: Widen, W: Master, const AMSGRAD: bool>(
@@ -40,7 +40,7 @@ fn segment<I: Widen, W: Master, const AMSGRAD: bool>(
 /// Adds the squares of a block to its lanes.
 #[inline(never)]
 pub(super) fn squares<I: Widen>(block: &[I::Raw], lanes: &mut [f64; 16]) {
-    norm::add_squares::<I>(block, lanes);
+    add_squares::<I>(block, lanes);
 }
 
 /// Adds to, or starts, accumulators.

@@ -12,14 +12,13 @@ use super::fpenv::FpEnv;
 use super::neon;
 use super::planes::Input;
 use super::round::{Bf16, F16, F32, Widen};
+use super::sums::LANES;
 #[cfg(target_arch = "x86_64")]
 use super::x86;
 use super::{Isa, KernelError};
 
 /// The most elements of one block.
 pub const BLOCK: usize = 65_536;
-
-const LANES: usize = 16;
 
 /// The sum of squares of one block: at most [`BLOCK`] elements, in the order that this module defines.
 ///
@@ -90,27 +89,6 @@ fn scalar<I: Widen>(block: &[I::Raw], lanes: &mut [f64; LANES]) {
     for (i, &raw) in block.iter().enumerate() {
         let x = f64::from(I::widen(raw));
         lanes[i % LANES] += x * x;
-    }
-}
-
-/// The same, sixteen elements at a time: the loop that every instruction set compiles.
-#[inline(always)]
-pub(super) fn add_squares<I: Widen>(block: &[I::Raw], lanes: &mut [f64; LANES]) {
-    // In registers: memory behind a reference would be written each time.
-    let mut sums = *lanes;
-    let (rows, rest) = block.as_chunks::<LANES>();
-    for row in rows {
-        add_row::<I>(row, &mut sums);
-    }
-    add_row::<I>(rest, &mut sums);
-    *lanes = sums;
-}
-
-#[inline(always)]
-fn add_row<I: Widen>(row: &[I::Raw], sums: &mut [f64; LANES]) {
-    for (sum, &raw) in sums.iter_mut().zip(row) {
-        let x = f64::from(I::widen(raw));
-        *sum = x.mul_add(x, *sum);
     }
 }
 

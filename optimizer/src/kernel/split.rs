@@ -13,9 +13,9 @@
 //! Nothing is lost of any number. A NaN stays a NaN, but its payload and sign are not kept.
 
 use super::KernelError;
+use super::error::check;
 use super::master::Master;
 use super::round::f32_to_bf16;
-use super::update::check;
 
 /// The bit of a stored second moment that holds `up`.
 const SIGN: u32 = 1 << 31;

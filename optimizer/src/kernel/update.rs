@@ -1,6 +1,7 @@
 //! The entry to the kernels: checks what it is given, sets the floating-point environment, and picks
 //! the compiled loop for the types and the instruction set.
 
+use super::error::check;
 use super::fpenv::FpEnv;
 use super::master::{Full, Master};
 #[cfg(target_arch = "aarch64")]
@@ -162,10 +163,6 @@ fn widen_all<I: Widen>(from: &[I::Raw], to: &mut [f32]) {
     for (to, &raw) in to.iter_mut().zip(from) {
         *to = I::widen(raw);
     }
-}
-
-pub(super) fn check(what: &'static str, expected: usize, actual: usize) -> Result<(), KernelError> {
-    if actual == expected { Ok(()) } else { Err(KernelError::Length { what, expected, actual }) }
 }
 
 /// The plane of the maxima, empty without amsgrad.

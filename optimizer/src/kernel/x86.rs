@@ -11,12 +11,12 @@
 use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 use std::ops::Range;
 
-use super::accumulate::{Kind, Raw, add_all};
+use super::body;
 use super::master::Master;
 use super::planes::Slices;
 use super::round::Widen;
 use super::scalars::Scalars;
-use super::{body, norm};
+use super::sums::{Kind, Raw, add_all, add_squares};
 
 /// Whether AVX2 and FMA are there.
 pub(super) fn has_avx2() -> bool {
@@ -180,7 +180,7 @@ fn update<I: Widen, W: Master, const AMSGRAD: bool>(
 fn squares<I: Widen>(block: &[I::Raw], lanes: &mut [f64; 16]) {
     for chunk in block.chunks(CHUNK) {
         ahead(chunk);
-        norm::add_squares::<I>(chunk, lanes);
+        add_squares::<I>(chunk, lanes);
     }
 }
 
