@@ -32,12 +32,20 @@ pub enum NonFinite {
 }
 
 /// The norm of gradients, still multiplied by the loss scale.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy)]
 pub struct Norm {
     /// The sum of the squares of their elements.
     pub sum_of_squares: f64,
     /// Whether all of them are finite.
     pub finite: bool,
+}
+
+/// By bits: a step whose norm is not a number is taken up with the same one.
+impl PartialEq for Norm {
+    fn eq(&self, other: &Self) -> bool {
+        self.sum_of_squares.to_bits() == other.sum_of_squares.to_bits()
+            && self.finite == other.finite
+    }
 }
 
 impl Default for StepOptions {
@@ -120,6 +128,13 @@ mod tests {
         assert_eq!(StepOptions::default().gradient_factor(None), 1.0);
         assert!(options.gradient_factor(Some(&Norm::from(f64::NAN))).is_nan());
         assert_eq!(options.gradient_factor(Some(&Norm::from(f64::INFINITY))), 0.0);
+    }
+
+    #[test]
+    fn a_norm_that_is_not_a_number_equals_itself() {
+        let with = |sum| StepOptions { norm: Some(Norm::from(sum)), ..StepOptions::default() };
+        assert_eq!(with(f64::NAN), with(f64::NAN));
+        assert_ne!(with(1.0), with(2.0));
     }
 
     #[test]

@@ -7,7 +7,6 @@ mod common;
 
 use common::{Model, Reference, Tensor, compare, step, store, values};
 use proptest::prelude::*;
-use tensortier_optimizer::hyper::{Algorithm, Subnormals};
 use tensortier_optimizer::kernel::Input;
 use tensortier_optimizer::{
     Error, Eviction, Hyper, NonFinite, Optimizer, Options, Order, Outcome, Param, Plan, Rounding,
@@ -69,18 +68,7 @@ fn open(params: &[Param], groups: &[Hyper], rounding: Rounding, opening: &Openin
 }
 
 fn hyper() -> impl Strategy<Value = Hyper> {
-    let choices = (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>());
-    (choices, 0usize..3, 1e-4f64..1e-1).prop_map(|((adam, amsgrad, maximize, flush), decay, lr)| {
-        Hyper {
-            algorithm: if adam { Algorithm::Adam } else { Algorithm::AdamW },
-            lr,
-            weight_decay: [0.0, 1e-2, 0.3][decay],
-            amsgrad,
-            maximize,
-            subnormals: if flush { Subnormals::Flush } else { Subnormals::Keep },
-            ..Hyper::default()
-        }
-    })
+    (common::hyper(), 1e-4f64..1e-1).prop_map(|(hyper, lr)| Hyper { lr, ..hyper })
 }
 
 /// One step: who has no gradient, whether one is infinite, after how many subgroups it is stopped,

@@ -10,7 +10,6 @@ use std::ops::Range;
 
 use common::{Model, Reference, Tensor, compare, step, store, values};
 use proptest::prelude::*;
-use tensortier_optimizer::hyper::{Algorithm, Subnormals};
 use tensortier_optimizer::kernel::Input;
 use tensortier_optimizer::{
     Error, Eviction, Hyper, NonFinite, Optimizer, Options, Order, Outcome, Param, Plan, Plane,
@@ -54,19 +53,8 @@ fn tensors() -> impl Strategy<Value = Tensors> {
 }
 
 fn hyper() -> impl Strategy<Value = Hyper> {
-    let choices = (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>());
-    (choices, 0usize..3, prop_oneof![Just(0.9), Just(0.0), Just(0.4), Just(0.5)]).prop_map(
-        |((adam, amsgrad, maximize, flush), decay, beta1)| Hyper {
-            algorithm: if adam { Algorithm::Adam } else { Algorithm::AdamW },
-            lr: 1e-2,
-            beta1,
-            weight_decay: [0.0, 1e-2, 0.3][decay],
-            amsgrad,
-            maximize,
-            subnormals: if flush { Subnormals::Flush } else { Subnormals::Keep },
-            ..Hyper::default()
-        },
-    )
+    let beta1 = prop_oneof![Just(0.9), Just(0.0), Just(0.4), Just(0.5)];
+    (common::hyper(), beta1).prop_map(|(hyper, beta1)| Hyper { lr: 1e-2, beta1, ..hyper })
 }
 
 /// One step's events: which parameter has no gradient, after how many subgroups it is stopped, and

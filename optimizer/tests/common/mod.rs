@@ -9,6 +9,8 @@ pub(crate) mod golden;
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
+use proptest::prelude::*;
+use tensortier_optimizer::hyper::{Algorithm, Subnormals};
 use tensortier_optimizer::kernel::{
     self, HalfWeights, Input, Isa, Output, Planes, Scalars, Stochastic, WeightPlanes,
 };
@@ -104,6 +106,19 @@ pub(crate) fn places(param: &Param) -> Vec<usize> {
     let n = param.elements().unwrap();
     let stretches = param.stretches(0..n);
     stretches.flat_map(|s| s.global as usize..(s.global + s.elems) as usize).collect()
+}
+
+/// Hyper-parameters of every algorithm, switch and kind of decay.
+pub(crate) fn hyper() -> impl Strategy<Value = Hyper> {
+    let choices = (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>());
+    (choices, 0usize..3).prop_map(|((adam, amsgrad, maximize, flush), decay)| Hyper {
+        algorithm: if adam { Algorithm::Adam } else { Algorithm::AdamW },
+        weight_decay: [0.0, 1e-2, 0.3][decay],
+        amsgrad,
+        maximize,
+        subnormals: if flush { Subnormals::Flush } else { Subnormals::Keep },
+        ..Hyper::default()
+    })
 }
 
 /// Reproducible values in (-scale, scale).
