@@ -1,9 +1,18 @@
 //! The native part of the Python package: a thin edge over the crates, without logic of its own.
 //! Python's side of it is in `python/tensortier/`.
 
+mod buffer;
+mod completions;
+mod dlpack;
+mod dtype;
 mod edge;
 mod errors;
+mod explain;
+mod later;
+mod settings;
 mod store;
+mod turns;
+mod view;
 
 use pyo3::prelude::*;
 
@@ -11,5 +20,11 @@ use pyo3::prelude::*;
 #[pymodule]
 fn _tensortier(module: &Bound<'_, PyModule>) -> PyResult<()> {
     errors::register(module)?;
+    settings::register(module)?;
+    buffer::register(module)?;
+    dlpack::register(module)?;
+    completions::register(module)?;
+    view::register(module)?;
+    later::register(module)?;
     store::register(module)
 }

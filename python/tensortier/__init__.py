@@ -1,6 +1,23 @@
-"""A tiered tensor store, and an offloaded Adam/AdamW for torch on top of it."""
+"""A tiered tensor store, and an offloaded Adam/AdamW for torch on top of it.
 
-from tensortier._tensortier import ClosedError, CorruptError
-from tensortier.store import Store
+Importing this imports neither torch nor numpy.
+"""
 
-__all__ = ["ClosedError", "CorruptError", "Store"]
+from tensortier._settings import Path
+from tensortier.errors import BatchError, ClosedError, CorruptError
+from tensortier.futures import Future
+from tensortier.store import Explanation, Stat, Store
+from tensortier.view import Pin, View
+
+__all__ = [
+    "BatchError",
+    "ClosedError",
+    "CorruptError",
+    "Explanation",
+    "Future",
+    "Path",
+    "Pin",
+    "Stat",
+    "Store",
+    "View",
+]
