@@ -28,7 +28,7 @@ def checked(framework: str | None) -> str | None:
 
 def loaded() -> str:
     """Returns the framework that this process has loaded, torch before numpy; "bytes" if none."""
-    return next((name for name in ("torch", "numpy") if name in sys.modules), "bytes")
+    return next((name for name in ("torch", "numpy") if sys.modules.get(name)), "bytes")
 
 
 def empty(framework: str, dtype: str, shape: tuple[int, ...], nbytes: int) -> tuple[Any, Memory]:

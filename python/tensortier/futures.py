@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import logging
 import os
 import threading
 from collections.abc import Callable, Generator
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from tensortier import _tensortier
 
 T = TypeVar("T")
+
+_log = logging.getLogger("tensortier")
 
 
 class Future(concurrent.futures.Future[T]):
@@ -29,6 +33,7 @@ class Future(concurrent.futures.Future[T]):
         self._process = os.getpid()
         self._number: int | None = None
         self._convert: Callable[[Any], T] | None = None
+        self._begin: Callable[[], None] | None = None
 
     def __await__(self) -> Generator[Any, None, T]:
         return asyncio.wrap_future(self).__await__()
@@ -60,9 +65,16 @@ class Future(concurrent.futures.Future[T]):
             )
 
     def _tell(self, succeeded: bool, value: Any) -> None:
+        begin, convert = self._begin, self._convert
+        if begin is not None and not succeeded and replaced(value) and not self.cancelled():
+            try:
+                begin()
+                return
+            except Exception as error:
+                value = error
+        self._begin = self._convert = None
         if not self.set_running_or_notify_cancel():
             return
-        convert, self._convert = self._convert, None
         if not succeeded:
             self.set_exception(value)
             return
@@ -87,7 +99,11 @@ class _Teller:
     def _run(self) -> None:
         while (told := self.native.wait()) is not None:
             for future, succeeded, value in told:
-                future._tell(succeeded, value)
+                try:
+                    future._tell(succeeded, value)
+                except BaseException:
+                    # A callback that wants to exit must not keep others from their results.
+                    _log.exception("a callback of %r failed", future)
             # Whatever hangs on the last results goes before the next wait.
             told.clear()
             future = value = None
@@ -130,18 +146,33 @@ def stop(timeout: float) -> None:
         teller.stop(timeout)
 
 
-def begin(
-    store: _tensortier.Store,
-    owner: object,
-    call: Callable[[_tensortier.Later], int],
-    convert: Callable[[Any], T] | None = None,
-) -> Future[T]:
-    """Begins a call and returns its future.
+def replaced(error: object) -> bool:
+    """Returns whether an object was gone when it was read, though it was found before. If it was
+    replaced by another of its key meanwhile, that is the one to be read."""
+    return isinstance(error, KeyError) and not hasattr(error, "chunk")
 
-    `owner` is kept until the engine is done with the call; `convert` makes the result of what the
-    call returned, on the thread that tells it.
-    """
+
+@dataclass
+class Call(Generic[T]):
+    """What is to be done: the memory that it needs until it has ended, how it begins, and what
+    makes its result of what it returned, on the thread that tells it."""
+
+    owner: object
+    begin: Callable[[_tensortier.Later], int]
+    convert: Callable[[Any], T]
+
+
+def begin(store: _tensortier.Store, prepare: Callable[[], Call[T]]) -> Future[T]:
+    """Begins a call and returns its future. What it reads by a key, it prepares once more if that
+    is replaced before it was read."""
     future: Future[T] = Future()
-    future._convert = convert
-    future._number = call(_tensortier.Later(store, _current().native, future, owner))
+
+    def start() -> None:
+        call = prepare()
+        future._convert = call.convert
+        later = _tensortier.Later(store, _current().native, future, call.owner)
+        future._number = call.begin(later)
+
+    future._begin = start
+    start()
     return future

@@ -6,21 +6,23 @@ import atexit
 import os
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, SupportsIndex, TypeVar
+from typing import Any, SupportsIndex, TypeVar, Union
 
 from tensortier import _frameworks, _memory, _settings, _tensortier, futures
 from tensortier._memory import Memory
 from tensortier._settings import Path, Size
 from tensortier.errors import settle
-from tensortier.futures import Future
+from tensortier.futures import Call, Future
 from tensortier.view import Pin, View
 
 S = TypeVar("S", bound="Store")
+T = TypeVar("T")
 
-Paths = "str | os.PathLike[str] | Path | Iterable[str | os.PathLike[str] | Path]"
+OnePath = Union[str, "os.PathLike[str]", Path]
+Paths = Union[OnePath, Iterable[OnePath]]
 Shape = Iterable[SupportsIndex]
 
 _AT_EXIT = 3.0
@@ -86,7 +88,7 @@ class Store:
     def __init__(
         self,
         host_memory: Size = "1GiB",
-        paths: Paths = (),  # type: ignore[valid-type]
+        paths: Paths = (),
         *,
         chunk_size: Size = "16MiB",
         engine: str = "auto",
@@ -182,11 +184,12 @@ class Store:
     ) -> Future[None]:
         """As `put`, without waiting. The value must not be changed until the future is done."""
         memory = _memory.readable(value, dtype, shape)
-        return futures.begin(
-            self._native,
-            memory,
-            lambda later: later.put(key, memory, reproducible),
-            lambda _: self._remember(key, memory),
+        return self._later(
+            lambda: Call(
+                memory,
+                lambda later: later.put(key, memory, reproducible),
+                lambda _: self._remember(key, memory),
+            )
         )
 
     def get(self, key: str, *, framework: str | None = None) -> Any:
@@ -202,16 +205,25 @@ class Store:
             MemoryError: Pins and other calls hold the memory that it needs.
             TimeoutError: Its path does not answer.
         """
-        tensor, into, found = self._prepare(key, framework)
-        self._native.get_into(found, into, None)
-        return tensor
+
+        def read(found: _tensortier.Object) -> Any:
+            tensor, into = self._empty(key, found, framework)
+            self._native.get_into(found, into, None)
+            return tensor
+
+        return self._read(key, read)
 
     def get_async(self, key: str, *, framework: str | None = None) -> Future[Any]:
         """As `get`, without waiting."""
-        tensor, into, found = self._prepare(key, framework)
-        return futures.begin(
-            self._native, into, lambda later: later.get_into(found, into, None), lambda _: tensor
-        )
+
+        def prepare() -> Call[Any]:
+            found = self._native.find(key)
+            tensor, into = self._empty(key, found, framework)
+            return Call(
+                into, lambda later: later.get_into(found, into, None), lambda _: tensor
+            )
+
+        return self._later(prepare)
 
     def get_into(self, key: str, into: object, *, offset: SupportsIndex | None = None) -> None:
         """Copies a tensor's bytes into memory of the caller.
@@ -224,8 +236,8 @@ class Store:
         Raises:
             ValueError: `into` is read-only, in pieces, or of another length.
         """
-        memory = _memory.writable(into)
-        self._native.get_into(key, memory, _offset(offset))
+        memory, start = _memory.writable(into), _offset(offset)
+        self._read(key, lambda found: self._native.get_into(found, memory, start))
         _frameworks.written(into)
 
     def get_into_async(
@@ -233,11 +245,12 @@ class Store:
     ) -> Future[None]:
         """As `get_into`, without waiting. `into` must not be used until the future is done."""
         memory, start = _memory.writable(into), _offset(offset)
-        return futures.begin(
-            self._native,
-            memory,
-            lambda later: later.get_into(key, memory, start),
-            lambda _: _frameworks.written(into),
+        return self._later(
+            lambda: Call(
+                memory,
+                lambda later: later.get_into(key, memory, start),
+                lambda _: _frameworks.written(into),
+            )
         )
 
     def write(self, key: str, value: object, *, offset: SupportsIndex = 0) -> None:
@@ -251,15 +264,16 @@ class Store:
             KeyError: There is no such object.
             ValueError: The value does not fit there.
         """
-        self._native.write(key, _memory.readable(value), _offset(offset) or 0)
+        memory, start = _memory.readable(value), _offset(offset) or 0
+        self._read(key, lambda found: self._native.write(found, memory, start))
 
     def write_async(
         self, key: str, value: object, *, offset: SupportsIndex = 0
     ) -> Future[None]:
         """As `write`, without waiting. The value must not be changed until the future is done."""
         memory, start = _memory.readable(value), _offset(offset) or 0
-        return futures.begin(
-            self._native, memory, lambda later: later.write(key, memory, start)
+        return self._later(
+            lambda: Call(memory, lambda later: later.write(key, memory, start), _nothing)
         )
 
     def pin(
@@ -281,15 +295,24 @@ class Store:
             ValueError: It has several chunks, and none was named.
             MemoryError: Other pins hold the memory that it needs.
         """
-        found, index, finish = self._prepare_pin(key, chunk, framework)
-        return finish(self._native.pin(found, index))
+
+        def read(found: _tensortier.Object) -> Pin:
+            index, finish = self._pinning(key, found, chunk, framework)
+            return finish(self._native.pin(found, index))
+
+        return self._read(key, read)
 
     def pin_async(
         self, key: str, *, chunk: SupportsIndex | None = None, framework: str | None = None
     ) -> Future[Pin]:
         """As `pin`, without waiting."""
-        found, index, finish = self._prepare_pin(key, chunk, framework)
-        return futures.begin(self._native, None, lambda later: later.pin(found, index), finish)
+
+        def prepare() -> Call[Pin]:
+            found = self._native.find(key)
+            index, finish = self._pinning(key, found, chunk, framework)
+            return Call(None, lambda later: later.pin(found, index), finish)
+
+        return self._later(prepare)
 
     def rename(self, key: str, to: str) -> None:
         """Gives an object another key.
@@ -345,7 +368,7 @@ class Store:
 
     def evict_async(self, key: str) -> Future[None]:
         """As `evict`, without waiting; goes on when it is cancelled."""
-        return futures.begin(self._native, None, lambda later: later.evict([key]), _one)
+        return self._later(lambda: Call(None, lambda later: later.evict([key]), _one))
 
     def delete(self, key: str) -> None:
         """Removes an object. Views keep its bytes.
@@ -366,7 +389,7 @@ class Store:
 
     def flush_async(self) -> Future[None]:
         """As `flush`, without waiting; goes on when it is cancelled."""
-        return futures.begin(self._native, None, lambda later: later.flush())
+        return self._later(lambda: Call(None, lambda later: later.flush(), _nothing))
 
     def adopt(
         self, file: str | os.PathLike[str], prefix: str = "", *, mapped: bool = False
@@ -404,11 +427,12 @@ class Store:
     ) -> Future[None]:
         """As `put_many`, without waiting. The values must not be changed until it is done."""
         tensors = {key: _memory.readable(value) for key, value in values.items()}
-        return futures.begin(
-            self._native,
-            tensors,
-            lambda later: later.put_many([*tensors.items()], reproducible),
-            lambda outcomes: self._remember_many(tensors, outcomes),
+        return self._later(
+            lambda: Call(
+                tensors,
+                lambda later: later.put_many([*tensors.items()], reproducible),
+                lambda outcomes: self._remember_many(tensors, outcomes),
+            )
         )
 
     def get_many(self, keys: Iterable[str], *, framework: str | None = None) -> dict[str, Any]:
@@ -425,8 +449,8 @@ class Store:
     ) -> Future[dict[str, Any]]:
         """As `get_many`, without waiting."""
         batch = _Batch(self, keys, framework)
-        return futures.begin(
-            self._native, batch, lambda later: later.get_into_many(batch.pairs), batch.settle
+        return self._later(
+            lambda: Call(batch, lambda later: later.get_into_many(batch.pairs), batch.settle)
         )
 
     def get_into_many(self, into: Mapping[str, object]) -> None:
@@ -436,17 +460,18 @@ class Store:
             BatchError: Some failed.
         """
         pairs = [(key, _memory.writable(value)) for key, value in into.items()]
-        _filled(into, self._native.get_into_many(pairs))
+        self._filled(into, self._native.get_into_many(pairs))
 
     def get_into_many_async(self, into: Mapping[str, object]) -> Future[None]:
         """As `get_into_many`, without waiting. Nothing of `into` may be used until it is done."""
         into = dict(into)
         pairs = [(key, _memory.writable(value)) for key, value in into.items()]
-        return futures.begin(
-            self._native,
-            pairs,
-            lambda later: later.get_into_many(pairs),
-            lambda outcomes: _filled(into, outcomes),
+        return self._later(
+            lambda: Call(
+                pairs,
+                lambda later: later.get_into_many(pairs),
+                lambda outcomes: self._filled(into, outcomes),
+            )
         )
 
     def prefetch_many(self, keys: Iterable[str]) -> None:
@@ -470,11 +495,12 @@ class Store:
     def evict_many_async(self, keys: Iterable[str]) -> Future[None]:
         """As `evict_many`, without waiting; goes on when it is cancelled."""
         keys = [*keys]
-        return futures.begin(
-            self._native,
-            None,
-            lambda later: later.evict(keys),
-            lambda outcomes: _settle("evict", keys, outcomes),
+        return self._later(
+            lambda: Call(
+                None,
+                lambda later: later.evict(keys),
+                lambda outcomes: _settle("evict", keys, outcomes),
+            )
         )
 
     def delete_many(self, keys: Iterable[str]) -> None:
@@ -545,16 +571,34 @@ class Store:
         asked = _frameworks.checked(framework)
         return asked or self._put_by.get(key) or self._framework or _frameworks.loaded()
 
-    def _prepare(self, key: str, framework: str | None) -> tuple[Any, Memory, _tensortier.Object]:
-        found = self._native.find(key)
-        stat = found.stat()
-        tensor, memory = _frameworks.empty(
-            self._returned(key, framework), stat["dtype"], stat["shape"], stat["nbytes"]
-        )
-        return tensor, memory, found
+    def _later(self, prepare: Callable[[], Call[T]]) -> Future[T]:
+        return futures.begin(self._native, prepare)
 
-    def _prepare_pin(self, key: str, chunk: SupportsIndex | None, framework: str | None) -> Any:
-        found = self._native.find(key)
+    def _read(self, key: str, read: Callable[[_tensortier.Object], T]) -> T:
+        """Finds an object and reads it, or the one that replaced it before it was read."""
+        while True:
+            found = self._native.find(key)
+            try:
+                return read(found)
+            except KeyError as error:
+                if not futures.replaced(error):
+                    raise
+
+    def _empty(
+        self, key: str, found: _tensortier.Object, framework: str | None
+    ) -> tuple[Any, Memory]:
+        stat = found.stat()
+        returned = self._returned(key, framework)
+        return _frameworks.empty(returned, stat["dtype"], stat["shape"], stat["nbytes"])
+
+    def _pinning(
+        self,
+        key: str,
+        found: _tensortier.Object,
+        chunk: SupportsIndex | None,
+        framework: str | None,
+    ) -> tuple[int, Callable[[_tensortier.Pinned], Pin]]:
+        """Returns which chunk is pinned, and what makes a pin of it."""
         stat = Stat(**found.stat())
         index = 0 if chunk is None else _settings.whole(chunk, "chunk")
         if chunk is None and stat.chunks > 1:
@@ -576,31 +620,56 @@ class Store:
                 shape = (pinned.nbytes // width,)
             return Pin(View(pinned, dtype, shape), returned)
 
-        return found, index, finish
+        return index, finish
+
+    def _filled(self, into: Mapping[str, object], outcomes: list[Exception | None]) -> None:
+        """Ends a batch of `get_into`; reads once more what was replaced meanwhile."""
+        for at, (key, value) in enumerate(into.items()):
+            if futures.replaced(outcomes[at]):
+                try:
+                    self.get_into(key, value)
+                    outcomes[at] = None
+                except Exception as error:
+                    outcomes[at] = error
+            _frameworks.written(value)
+        _settle("get", [*into], outcomes)
 
 
 class _Batch:
     """Tensors to be filled, and the keys that had none."""
 
     def __init__(self, store: Store, keys: Iterable[str], framework: str | None) -> None:
+        self._store, self._framework = store, framework
         self.keys: list[str] = []
         self.values: list[Any] = []
         self.pairs: list[tuple[_tensortier.Object, Memory]] = []
         self.missing: dict[str, Exception] = {}
         for key in dict.fromkeys(keys):
             try:
-                tensor, memory, found = store._prepare(key, framework)
+                found = store._native.find(key)
             except KeyError as error:
                 self.missing[key] = error
                 continue
+            tensor, memory = store._empty(key, found, framework)
             self.keys.append(key)
             self.values.append(tensor)
             self.pairs.append((found, memory))
 
     def settle(self, outcomes: list[Exception | None]) -> dict[str, Any]:
+        for at, key in enumerate(self.keys):
+            if futures.replaced(outcomes[at]):
+                try:
+                    self.values[at] = self._store.get(key, framework=self._framework)
+                    outcomes[at] = None
+                except Exception as error:
+                    outcomes[at] = error
         missing = [*self.missing]
         keys, values = self.keys + missing, self.values + [None] * len(missing)
         return settle("get", keys, outcomes + [*self.missing.values()], values)
+
+
+def _nothing(_: object) -> None:
+    """Makes no result of what a call returned."""
 
 
 def _offset(given: SupportsIndex | None) -> int | None:
@@ -619,12 +688,6 @@ def _one(outcomes: list[Exception | None]) -> None:
 
 def _settle(verb: str, keys: list[str], outcomes: list[Exception | None]) -> None:
     settle(verb, keys, outcomes, [None] * len(keys))
-
-
-def _filled(into: Mapping[str, object], outcomes: list[Exception | None]) -> None:
-    for value in into.values():
-        _frameworks.written(value)
-    _settle("get", [*into], outcomes)
 
 
 _open: weakref.WeakSet[Store] = weakref.WeakSet()
