@@ -29,8 +29,8 @@ pub(crate) fn explanation<'py>(
 fn path<'py>(py: Python<'py>, explained: &PathExplanation) -> PyResult<Bound<'py, PyDict>> {
     let is = &explained.capabilities;
     let known = PyDict::new(py);
-    known.set_item("dir", &is.dir)?;
-    known.set_item("scratch", &is.scratch)?;
+    known.set_item("dir", is.dir.as_os_str())?;
+    known.set_item("scratch", is.scratch.as_os_str())?;
     known.set_item("kind", is.kind.to_string())?;
     known.set_item("file_system", &is.file_system)?;
     known.set_item("device", is.device)?;

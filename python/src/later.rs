@@ -159,10 +159,10 @@ impl Later {
     fn pin(&self, py: Python<'_>, target: Target, chunk: u32) -> PyResult<u64> {
         let engine = Engine::clone(self.engine()?);
         let call = async move {
-            let object = match target {
-                Target::Key(key) => engine.object(&key)?,
-                Target::Object(object) => object,
-            };
+            let object = target.find(&engine)?;
+            if object.chunks() == 0 {
+                return Ok(Bytes::new());
+            }
             engine.lease_read(&object, chunk).await.map(|lease| lease.into_bytes())
         };
         self.begin(py, 0, Box::pin(call), pinned)

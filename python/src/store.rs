@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use tensortier::storage::error::Error;
@@ -55,6 +56,19 @@ impl<'py> FromPyObject<'_, 'py> for Target {
         match given.cast::<Object>() {
             Ok(object) => Ok(Target::Object(ObjectRef::clone(object.get().object.get()?))),
             Err(_) => Ok(Target::Key(given.extract()?)),
+        }
+    }
+}
+
+impl Target {
+    /// Returns the object that is meant.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::Closed`].
+    pub(crate) fn find(&self, engine: &Engine) -> Result<ObjectRef, Error> {
+        match self {
+            Target::Key(key) => engine.object(key),
+            Target::Object(object) => Ok(object.clone()),
         }
     }
 }
@@ -112,7 +126,7 @@ impl Object {
         let object = self.object.get()?;
         let stat = object.stat();
         let known = PyDict::new(py);
-        known.set_item("key", stat.key.to_string())?;
+        known.set_item("key", &*stat.key)?;
         known.set_item("dtype", Element(stat.dtype).name())?;
         known.set_item("shape", pyo3::types::PyTuple::new(py, stat.shape)?)?;
         known.set_item("nbytes", stat.bytes)?;
@@ -230,10 +244,10 @@ impl Store {
     fn pin(&self, py: Python<'_>, target: Target, chunk: u32) -> PyResult<Pinned> {
         let engine = self.engine()?;
         let bytes = blocking(py, || {
-            let object = match &target {
-                Target::Key(key) => engine.object(key)?,
-                Target::Object(object) => object.clone(),
-            };
+            let object = target.find(engine)?;
+            if object.chunks() == 0 {
+                return Ok(Bytes::new());
+            }
             engine.lease_read(&object, chunk).wait().map(|lease| lease.into_bytes())
         })?;
         Ok(Pinned::new(bytes))
@@ -270,7 +284,7 @@ impl Store {
     fn list(&self, py: Python<'_>, prefix: &str) -> PyResult<Vec<String>> {
         let engine = self.engine()?;
         let keys = blocking(py, || Ok::<_, Error>(engine.list(prefix)))?;
-        Ok(keys.iter().map(ToString::to_string).collect())
+        Ok(keys.iter().map(|key| String::from(&**key)).collect())
     }
 
     fn adopt(&self, py: Python<'_>, file: PathBuf, prefix: &str, mapped: bool) -> PyResult<()> {

@@ -245,13 +245,16 @@ class Store:
     ) -> Future[None]:
         """As `get_into`, without waiting. `into` must not be used until the future is done."""
         memory, start = _memory.writable(into), _offset(offset)
-        return self._later(
-            lambda: Call(
+
+        def prepare() -> Call[None]:
+            found = self._native.find(key)
+            return Call(
                 memory,
-                lambda later: later.get_into(key, memory, start),
+                lambda later: later.get_into(found, memory, start),
                 lambda _: _frameworks.written(into),
             )
-        )
+
+        return self._later(prepare)
 
     def write(self, key: str, value: object, *, offset: SupportsIndex = 0) -> None:
         """Writes over a part of an object, or over all of it.
@@ -272,9 +275,12 @@ class Store:
     ) -> Future[None]:
         """As `write`, without waiting. The value must not be changed until the future is done."""
         memory, start = _memory.readable(value), _offset(offset) or 0
-        return self._later(
-            lambda: Call(memory, lambda later: later.write(key, memory, start), _nothing)
-        )
+
+        def prepare() -> Call[None]:
+            found = self._native.find(key)
+            return Call(memory, lambda later: later.write(found, memory, start), _nothing)
+
+        return self._later(prepare)
 
     def pin(
         self, key: str, *, chunk: SupportsIndex | None = None, framework: str | None = None
@@ -607,7 +613,7 @@ class Store:
                 f"piece: pin one with chunk=0 to chunk={stat.chunks - 1}, get a copy with get(), or "
                 "open the store with a larger chunk_size"
             )
-        if not 0 <= index < stat.chunks:
+        if not 0 <= index < max(stat.chunks, 1):
             raise ValueError(f"{key} has no chunk {index}; it has {stat.chunks}")
         returned = self._returned(key, framework)
 

@@ -146,7 +146,7 @@ def test_types_and_shapes_given_with_bytes(store):
 
 
 def test_parts_are_read_and_written(open_store):
-    store = open_store("4MiB", chunk_size="64KiB")
+    store = open_store("4MiB", chunk_size="64KiB", framework="bytes")
     value = bytearray(pattern(1_000_000))
     store.create("a", "uint8", (1_000_000,))
     assert store.get("a") == bytes(1_000_000)
