@@ -102,15 +102,15 @@ def _find(value: object, writable: bool) -> Memory:
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic)):
         return _of_numpy(numpy, value, writable)
-    if not isinstance(value, (str, type)):
-        try:
-            view = memoryview(value)  # type: ignore[arg-type]
-        except TypeError:
-            pass
-        else:
-            return _of_buffer(view, writable)
+    # Before the buffer protocol, which has no bfloat16.
     if hasattr(value, "__dlpack__"):
         return _of_dlpack(value, writable)
+    try:
+        view = memoryview(value)  # type: ignore[arg-type]
+    except TypeError:
+        pass
+    else:
+        return _of_buffer(view, writable)
     if hasattr(value, "__array_interface__"):
         return _of_interface(value, writable)
     if hasattr(value, "__cuda_array_interface__"):
