@@ -131,7 +131,7 @@ impl Optimizer {
                 Some(subgroups) => store.schedule().with_read_ahead(subgroups),
                 None => store.schedule(),
             },
-            objects: Vec::with_capacity(plan.subgroups.len()),
+            objects: make_objects(&store, &plan, 0)?,
             resident: Vec::with_capacity(plan.resident),
             store,
             plan,
@@ -143,22 +143,10 @@ impl Optimizer {
             unfinished: None,
             half_imported: None,
         };
-        optimizer.make_objects()?;
+        for object in &optimizer.objects[..optimizer.plan.resident] {
+            optimizer.resident.push(optimizer.store.lease_write(object, 0).wait()?);
+        }
         Ok(optimizer)
-    }
-
-    /// Makes an object of one chunk per subgroup. What is made is deleted when the optimizer is dropped,
-    /// also if the rest cannot be.
-    fn make_objects(&mut self) -> Result<()> {
-        for (index, group) in self.plan.subgroups.iter().enumerate() {
-            let key = format!("{}/subgroup/{index:06}", self.plan.options.name);
-            let object = self.store.create_chunked(&key, DType::U8, &[group.bytes], group.bytes)?;
-            self.objects.push(object);
-        }
-        for object in &self.objects[..self.plan.resident] {
-            self.resident.push(self.store.lease_write(object, 0).wait()?);
-        }
-        Ok(())
     }
 
     /// Returns the plan.
@@ -266,6 +254,25 @@ impl Optimizer {
     }
 }
 
+/// Makes an object of one chunk for each subgroup from `first` on; none if one cannot be made.
+pub(crate) fn make_objects(store: &Store, plan: &Plan, first: usize) -> Result<Vec<ObjectRef>> {
+    let mut objects = Vec::with_capacity(plan.subgroups.len() - first);
+    for (index, group) in plan.subgroups.iter().enumerate().skip(first) {
+        let key = format!("{}/subgroup/{index:06}", plan.options.name);
+        match store.create_chunked(&key, DType::U8, &[group.bytes], group.bytes) {
+            Ok(object) => objects.push(object),
+            Err(error) => {
+                for object in objects {
+                    // The first error is the one that is told.
+                    let _ = store.delete(&object);
+                }
+                return Err(error.into());
+            }
+        }
+    }
+    Ok(objects)
+}
+
 impl Drop for Optimizer {
     fn drop(&mut self) {
         let gradients = self.gradients.objects.iter_mut().filter_map(Option::take);
@@ -291,7 +298,7 @@ impl Unfinished {
 }
 
 impl Progress {
-    fn new((param, form): (&crate::param::Param, &crate::precision::Form)) -> Self {
+    pub(crate) fn new((param, form): (&crate::param::Param, &crate::precision::Form)) -> Self {
         let blocks = match form.precision {
             StatePrecision::SplitMaster => param.elements().unwrap_or(0).div_ceil(BLOCK_ELEMS),
             _ => 0,
