@@ -21,12 +21,13 @@ const FLOORS: [&[&str]; 10] = [
 ];
 
 /// Crates from the ground up: folder, package, and which of our packages it may use.
-const CRATES: [(&str, &str, &[&str]); 6] = [
+const CRATES: [(&str, &str, &[&str]); 7] = [
     ("gpu", "tensortier-gpu", &[]),
     ("storage", "tensortier-storage", &["tensortier-gpu"]),
     ("optimizer", "tensortier-optimizer", &["tensortier-gpu", "tensortier-storage"]),
     (".", "tensortier", &["tensortier-gpu", "tensortier-storage", "tensortier-optimizer"]),
     ("cli", "tensortier-cli", &["tensortier"]),
+    ("python", "tensortier-python", &["tensortier"]),
     ("bench", "tensortier-bench", &["tensortier", "tensortier-storage"]),
 ];
 

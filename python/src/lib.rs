@@ -1,0 +1,15 @@
+//! The native part of the Python package: a thin edge over the crates, without logic of its own.
+//! Python's side of it is in `python/tensortier/`.
+
+mod edge;
+mod errors;
+mod store;
+
+use pyo3::prelude::*;
+
+/// The native part of `tensortier`; private, its names may change.
+#[pymodule]
+fn _tensortier(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    errors::register(module)?;
+    store::register(module)
+}
