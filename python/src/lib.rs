@@ -3,6 +3,10 @@
 
 mod edge;
 mod errors;
+mod hand_over;
+mod optimizer;
+mod optimizer_errors;
+mod restore;
 mod store;
 
 use pyo3::prelude::*;
@@ -11,5 +15,7 @@ use pyo3::prelude::*;
 #[pymodule]
 fn _tensortier(module: &Bound<'_, PyModule>) -> PyResult<()> {
     errors::register(module)?;
+    optimizer_errors::register(module)?;
+    optimizer::register(module)?;
     store::register(module)
 }
