@@ -245,7 +245,12 @@ impl Optimizer {
         }
     }
 
-    pub(crate) fn refuse_unfinished(&self) -> Result<()> {
+    /// Refuses if there is no state that is whole: while a step is unfinished, and after an import that
+    /// failed on its way.
+    ///
+    /// # Errors
+    /// [`Error::Unfinished`], [`Error::HalfImported`].
+    pub fn refuse_unfinished(&self) -> Result<()> {
         self.refuse_half_imported()?;
         match self.unfinished {
             Some(_) => Err(Error::Unfinished { step: self.steps + 1 }),

@@ -12,7 +12,7 @@ use tensortier::optimizer::kernel::Input;
 use tensortier::optimizer::{Gradient, Segment, StepIo, Strides, Weight, WeightMut};
 
 /// How often a long call looks whether a signal came.
-const SIGNALS: Duration = Duration::from_millis(100);
+const SIGNALS: Duration = Duration::from_millis(50);
 
 /// Elements in the caller's memory. Who makes one says, by that, that they stay there and that nobody
 /// else changes them until the call ends that it was made for.

@@ -199,16 +199,26 @@ impl Optimizer {
         self.call(py, |engine| Ok(engine.set_accumulation(options)?))
     }
 
-    /// Returns of each parameter whether its gradient was handed over before.
+    /// Returns of each parameter whether its gradient was handed over before. Of one without elements
+    /// nobody can tell.
     fn accumulated(&self, py: Python<'_>) -> PyResult<Vec<bool>> {
         self.call(py, |engine| {
-            Ok((0..engine.plan().params.len()).map(|param| engine.has_accumulated(param)).collect())
+            let params = engine.plan().params.iter().enumerate();
+            let came = |(index, param): (usize, &Param)| {
+                param.elements() != Some(0) && engine.has_accumulated(index)
+            };
+            Ok(params.map(came).collect())
         })
     }
 
     /// Forgets gradients that were handed over before.
     fn clear_gradients(&self, py: Python<'_>) -> PyResult<()> {
         self.call(py, |engine| Ok(engine.clear_gradients()?))
+    }
+
+    /// Refuses while a step or a load is unfinished.
+    fn refuse_unfinished(&self, py: Python<'_>) -> PyResult<()> {
+        self.call(py, |engine| Ok(engine.refuse_unfinished()?))
     }
 
     /// Returns of each parameter how often it was updated.

@@ -421,6 +421,7 @@ class Adam(torch.optim.Optimizer):
         ranks wrote together are given as a list.
 
         Raises:
+            OSError: A file cannot be read. Nothing was changed.
             ValueError: Something in a file is damaged or does not fit. Nothing was changed.
             HalfLoaded: Reading or the store failed on the way.
         """

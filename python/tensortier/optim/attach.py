@@ -59,7 +59,8 @@ class Attachment:
     def _hook(self, index: int) -> Any:
         def take(param: Tensor) -> None:
             optimizer = self._optimizer()
-            if optimizer is None or param.grad is None:
+            # One without elements is as well left where it is, where its step is seen to count.
+            if optimizer is None or param.grad is None or param.numel() == 0:
                 return
             refuse_distributed()
             name = optimizer._name(index)

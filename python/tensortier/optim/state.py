@@ -41,6 +41,10 @@ class ParamState(Mapping[str, Tensor]):
         like = torch.empty_like(param, dtype=torch.float32, requires_grad=False)
         return like.copy_(flat.view(param.shape))
 
+    def __contains__(self, key: object) -> bool:
+        # Without reading it.
+        return key == "step" or key in self._planes
+
     def read(self, key: str, start: int, stop: int) -> Tensor:
         """Return elements of one key, in row-major order, as a vector."""
         out = torch.empty(stop - start, dtype=torch.float32)
@@ -107,6 +111,8 @@ def packed(optimizer: Adam, lazy: bool) -> dict[str, Any]:
         known = {key: value for key, value in group.items() if key != "params"}
         groups.append({**known, "params": ids})
     native = optimizer._native
+    if native is not None:
+        native.refuse_unfinished()
     state: dict[int, Any] = {}
     for index, param in enumerate(optimizer._params()) if native is not None else ():
         one = ParamState(native, param, index)
