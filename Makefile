@@ -22,6 +22,7 @@ $(MODEL):
 ## All tests of all languages there are.
 test:
 	$(CARGO) test --workspace
+	scripts/test-python
 
 ## Rewrites the small tensor file of the tests.
 fixture:

@@ -107,7 +107,7 @@ impl Raise for Error {
 }
 
 fn corrupt(py: Python<'_>, text: String, path: &Path, key: &str, chunk: u32, block: u32) -> PyErr {
-    let error = CorruptError::new_err((libc::EIO, text, path.to_path_buf()));
+    let error = CorruptError::new_err((libc::EIO, text, path.as_os_str().to_owned()));
     let error = with(py, error, &[("key", key)]);
     with(py, error, &[("chunk", chunk), ("block", block)])
 }
@@ -115,7 +115,7 @@ fn corrupt(py: Python<'_>, text: String, path: &Path, key: &str, chunk: u32, blo
 /// Returns an `OSError`, of the class that belongs to the number, with its file's name if it has one.
 fn os_error(errno: i32, text: String, path: Option<&Path>) -> PyErr {
     match path {
-        Some(path) => PyOSError::new_err((errno, text, path.to_path_buf())),
+        Some(path) => PyOSError::new_err((errno, text, path.as_os_str().to_owned())),
         None => PyOSError::new_err((errno, text)),
     }
 }

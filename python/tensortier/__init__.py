@@ -1,19 +1,37 @@
-"""A tiered tensor store, and an offloaded Adam/AdamW for torch on top of it."""
+"""A tiered tensor store, and an offloaded Adam/AdamW for torch on top of it.
 
-from typing import Any
+Importing this imports neither torch nor numpy; `Adam` and `AdamW` import torch when they are first
+asked for.
+"""
 
-from tensortier._tensortier import ClosedError, CorruptError, HalfLoaded, StepInterrupted
-from tensortier.store import Store
+from typing import TYPE_CHECKING, Any
+
+from tensortier._settings import Path
+from tensortier._tensortier import HalfLoaded, StepInterrupted
+from tensortier.errors import BatchError, ClosedError, CorruptError
+from tensortier.futures import Future
+from tensortier.store import Explanation, Stat, Store
+from tensortier.view import Pin, View
+
+if TYPE_CHECKING:
+    from tensortier.optim import Adam, AdamW, StepReport
 
 __all__ = [
     "Adam",
     "AdamW",
+    "BatchError",
     "ClosedError",
     "CorruptError",
+    "Explanation",
+    "Future",
     "HalfLoaded",
+    "Path",
+    "Pin",
+    "Stat",
     "StepInterrupted",
     "StepReport",
     "Store",
+    "View",
 ]
 
 

@@ -17,7 +17,7 @@ HOST_MEMORY = 8 << 20
 
 
 def network() -> Any:
-    """Return a network all of whose tensors have a multiple of 64 elements."""
+    """Returns a network all of whose tensors have a multiple of 64 elements."""
     torch.manual_seed(1)
     return torch.nn.Sequential(
         torch.nn.Linear(64, 128), torch.nn.Tanh(), torch.nn.Linear(128, 64)
@@ -25,13 +25,13 @@ def network() -> Any:
 
 
 def batches(count: int) -> Iterable[Any]:
-    """Return inputs, the same ones each time."""
+    """Returns inputs, the same ones each time."""
     generator = torch.Generator().manual_seed(2)
     return [torch.randn(16, 64, generator=generator) for _ in range(count)]
 
 
 def loss_of(model: Any, batch: Any) -> Any:
-    """Return a loss that depends on the model alone."""
+    """Returns a loss that depends on the model alone."""
     return (model(batch) - batch.roll(1, 1)).pow(2).mean()
 
 
@@ -67,14 +67,14 @@ class Twins:
         self.ref.step()
 
     def compare(self) -> None:
-        """Compare every bit of weights and state."""
+        """Compares every bit of weights and state."""
         for ours, theirs in zip(self.ours.parameters(), self.theirs.parameters()):
             assert torch.equal(ours, theirs)
         same_state(self.opt.state_dict(), self.ref.state_dict())
 
 
 def same_state(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
-    """Compare every bit of two states, and their groups but for what is torch's own affair."""
+    """Compares every bit of two states, and their groups but for what is torch's own affair."""
     assert list(ours["state"]) == list(theirs["state"])
     for key, state in theirs["state"].items():
         assert list(ours["state"][key]) == list(state)

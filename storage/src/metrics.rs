@@ -21,6 +21,11 @@ macro_rules! counters {
         }
 
         impl $values {
+            /// Returns each counter's name and value, in the order in which they are documented.
+            pub fn named(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
+                [$((stringify!($name), self.$name)),*].into_iter()
+            }
+
             /// Returns what was counted since `earlier`.
             #[must_use]
             pub fn since(&self, earlier: &$values) -> $values {

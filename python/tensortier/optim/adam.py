@@ -111,7 +111,7 @@ class Adam(torch.optim.Optimizer):
             yield from group["params"]
 
     def _names(self, groups: Sequence[Mapping[str, Any]], first: int = 0) -> list[str]:
-        """Return the parameters' names: those they were given, or torch's ids."""
+        """Returns the parameters' names: those they were given, or torch's ids."""
         names: list[str] = []
         for group in groups:
             count = first + len(names)
@@ -125,7 +125,7 @@ class Adam(torch.optim.Optimizer):
     def _new_params(
         self, groups: Sequence[Mapping[str, Any]], first: int = 0
     ) -> list[tuple[str, tuple[int, ...], str, int]]:
-        """Return parameters as the native side takes them, after a look at them."""
+        """Returns parameters as the native side takes them, after a look at them."""
         names = iter(self._names(groups, first))
         new = []
         for number, group in enumerate(groups):
@@ -136,7 +136,7 @@ class Adam(torch.optim.Optimizer):
         return new
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters, at any time between two steps."""
+        """Adds a group of parameters, at any time between two steps."""
         super().add_param_group(param_group)
         first = sum(len(group["params"]) for group in self.param_groups[:-1])
         group = self.param_groups[-1]
@@ -158,7 +158,7 @@ class Adam(torch.optim.Optimizer):
     # The native side.
 
     def _open(self) -> Any:
-        """Return the native optimizer, opened at its first need."""
+        """Returns the native optimizer, opened at its first need."""
         if self._native is None:
             self._native = self._opened(self.param_groups)
         return self._native
@@ -184,13 +184,13 @@ class Adam(torch.optim.Optimizer):
         return native
 
     def _weights(self) -> list[Any]:
-        """Return where all weights lie."""
+        """Returns where all weights lie."""
         for param, name in zip(self._params(), self._names(self.param_groups)):
             check_parameter(param, name)
         return [described(param) for param in self._params()]
 
     def close(self) -> None:
-        """End the optimizer, and the store that it has for itself. The state goes: save it before."""
+        """Ends the optimizer, and the store that it has for itself. The state goes: save it before."""
         self.detach()
         self._closed = True
         if self._native is not None:
@@ -213,7 +213,7 @@ class Adam(torch.optim.Optimizer):
     def step(
         self, closure: Callable[[], Any] | None = None, *, max_norm: float | None = None
     ) -> Any:
-        """Make one step, or the rest of one that was interrupted.
+        """Makes one step, or the rest of one that was interrupted.
 
         Args:
             closure: Evaluates the model again and returns the loss, which is returned.
@@ -258,7 +258,7 @@ class Adam(torch.optim.Optimizer):
         return loss
 
     def _hand_over(self) -> tuple[list[Any], list[Tensor], list[Tensor]]:
-        """Return what the step is handed, whose weights it changes, and what has to live meanwhile."""
+        """Returns what the step is handed, whose weights it changes, and what has to live meanwhile."""
         taken = [] if self._native is None else self._native.accumulated()
         stored = itertools.chain(taken, itertools.repeat(False))
         rows: list[Any] = []
@@ -285,13 +285,13 @@ class Adam(torch.optim.Optimizer):
 
     @torch._disable_dynamo
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Reset the gradients, those too that were handed over during the backward pass."""
+        """Resets the gradients, those too that were handed over during the backward pass."""
         super().zero_grad(set_to_none)
         if self._native is not None and any(self._native.accumulated()):
             self._native.clear_gradients()
 
     def attach(self, *, accumulate: str = "same", in_store: bool = False) -> None:
-        """Take gradients during the backward pass, as soon as they are made, and free ``.grad``.
+        """Takes gradients during the backward pass, as soon as they are made, and free ``.grad``.
 
         Args:
             accumulate: In which type they are summed over micro-batches: ``"same"`` is the gradients'
@@ -312,13 +312,13 @@ class Adam(torch.optim.Optimizer):
         self._attachment = attachment
 
     def detach(self) -> None:
-        """Take gradients from ``.grad`` again. What was handed over already counts in the next step."""
+        """Takes gradients from ``.grad`` again. What was handed over already counts in the next step."""
         if self._attachment is not None:
             self._attachment.remove()
             self._attachment = None
 
     def refresh_masters(self, names: Iterable[str | Tensor] | None = None) -> None:
-        """Take weights as they are for their masters, after they were changed outside of a step.
+        """Takes weights as they are for their masters, after they were changed outside of a step.
 
         Args:
             names: The names of the parameters, or the parameters; all of them if left out.
@@ -335,7 +335,7 @@ class Adam(torch.optim.Optimizer):
 
     @torch._disable_dynamo
     def state_dict(self, *, lazy: bool = False) -> dict[str, Any]:
-        """Return the state in torch's layout.
+        """Returns the state in torch's layout.
 
         It has one key more for weights with a master: ``master_param``.
 
@@ -353,7 +353,7 @@ class Adam(torch.optim.Optimizer):
     @torch._disable_dynamo
     @torch.no_grad()
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take a state of torch's layout, from this optimizer or from torch's.
+        """Takes a state of torch's layout, from this optimizer or from torch's.
 
         Weights become their ``master_param``, rounded, where there is one; else they stay, and are
         the masters of the next step. Until it is done the old state stays in the store too.
@@ -407,7 +407,7 @@ class Adam(torch.optim.Optimizer):
 
     @torch.no_grad()
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write weights and state to one safetensors file, streamed within the store's memory.
+        """Writes weights and state to one safetensors file, streamed within the store's memory.
 
         The file appears under its name when it is whole and durable.
         """
@@ -415,7 +415,7 @@ class Adam(torch.optim.Optimizer):
 
     @torch.no_grad()
     def load(self, path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> None:
-        """Take weights, state and hyper-parameters from a file of :meth:`save`.
+        """Takes weights, state and hyper-parameters from a file of :meth:`save`.
 
         It is streamed within the store's memory, and goes on with the same bits. Files that several
         ranks wrote together are given as a list.
@@ -443,7 +443,7 @@ class Adam(torch.optim.Optimizer):
             group["maximize"] = maximize
 
     def explain(self) -> dict[str, Any]:
-        """Return what lives where: subgroups, bytes of state, memory, instructions, threads."""
+        """Returns what lives where: subgroups, bytes of state, memory, instructions, threads."""
         return self._open().explain()
 
     def __reduce_ex__(self, _: Any) -> NoReturn:
@@ -474,7 +474,7 @@ class AdamW(Adam):
 
 
 def _numbers_of(group: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the hyper-parameters of a group as the native side takes them."""
+    """Returns the hyper-parameters of a group as the native side takes them."""
     beta1, beta2 = group["betas"]
     return (
         bool(group["decoupled_weight_decay"]),
@@ -489,7 +489,7 @@ def _numbers_of(group: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _check_numbers(group: Mapping[str, Any]) -> None:
-    """Refuse hyper-parameters as torch does."""
+    """Refuses hyper-parameters as torch does."""
     for key in ("lr", "betas"):
         values = group[key] if key == "betas" else (group[key],)
         if any(isinstance(value, Tensor) and value.numel() != 1 for value in values):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def refuse_distributed() -> None:
-    """Refuse where gradients are summed over ranks only after a hook has seen them."""
+    """Refuses where gradients are summed over ranks only after a hook has seen them."""
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized():
         raise RuntimeError(
@@ -40,18 +40,18 @@ class Attachment:
         self._in_store = in_store
 
     def open(self, native: Any) -> None:
-        """Tell a native optimizer how to keep what comes."""
+        """Tells a native optimizer how to keep what comes."""
         native.set_accumulation(NAMES[self._dtype], self._in_store)
 
     def add(self, first: int, params: list[Tensor]) -> None:
-        """Watch parameters, the first of which has this number."""
+        """Watches parameters, the first of which has this number."""
         for index, param in enumerate(params, first):
             if param.requires_grad:
                 hook = param.register_post_accumulate_grad_hook(self._hook(index))
                 self._hooks.append(hook)
 
     def remove(self) -> None:
-        """Watch nothing any more."""
+        """Watches nothing any more."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()

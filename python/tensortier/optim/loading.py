@@ -19,7 +19,7 @@ NUMBERS = ("lr", "betas", "eps", "weight_decay")
 def new_groups(
     known: Sequence[dict[str, Any]], saved: Sequence[Mapping[str, Any]]
 ) -> tuple[list[dict[str, Any]], list[Any]]:
-    """Return the saved groups with the parameters that are here, and the saved ids in order."""
+    """Returns the saved groups with the parameters that are here, and the saved ids in order."""
     if len(known) != len(saved):
         raise ValueError("loaded state dict has a different number of parameter groups")
     groups, ids = [], []
@@ -45,7 +45,7 @@ def new_groups(
 def check_state(
     state: Mapping[Any, Any], ids: Sequence[Any], groups: Sequence[dict[str, Any]]
 ) -> list[Mapping[str, Any] | None]:
-    """Return the saved state of each parameter, if it has any."""
+    """Returns the saved state of each parameter, if it has any."""
     extra = [key for key in state if key not in ids]
     if extra:
         raise ValueError(f"loaded state dict has state of {extra[0]!r}, which is no parameter of it")
@@ -92,7 +92,7 @@ def _checked(
 
 
 def updates_of(entry: Mapping[str, Any]) -> float:
-    """Return how often a parameter was updated."""
+    """Returns how often a parameter was updated."""
     return entry.updates if isinstance(entry, ParamState) else float(entry["step"])
 
 

@@ -46,7 +46,7 @@ class ParamState(Mapping[str, Tensor]):
         return key == "step" or key in self._planes
 
     def read(self, key: str, start: int, stop: int) -> Tensor:
-        """Return elements of one key, in row-major order, as a vector."""
+        """Returns elements of one key, in row-major order, as a vector."""
         out = torch.empty(stop - start, dtype=torch.float32)
         weights = None
         if key == "master_param":
@@ -102,7 +102,7 @@ class StateView(Mapping[Tensor, Mapping[str, Tensor]]):
 
 
 def packed(optimizer: Adam, lazy: bool) -> dict[str, Any]:
-    """Return the state and the groups of an optimizer in torch's layout."""
+    """Returns the state and the groups of an optimizer in torch's layout."""
     first = 0
     groups = []
     for group in optimizer.param_groups:

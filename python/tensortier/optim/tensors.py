@@ -15,13 +15,13 @@ Described = tuple[int, str, Sequence[int], Sequence[int] | None]
 
 
 def described(tensor: Tensor) -> Described:
-    """Return where the elements of a tensor lie. Whoever calls this keeps it alive."""
+    """Returns where the elements of a tensor lie. Whoever calls this keeps it alive."""
     strides = None if tensor.is_contiguous() else tensor.stride()
     return (tensor.data_ptr(), NAMES[tensor.dtype], tuple(tensor.shape), strides)
 
 
 def check_parameter(param: Tensor, name: str) -> None:
-    """Refuse a parameter that cannot be trained from host memory."""
+    """Refuses a parameter that cannot be trained from host memory."""
     kind = type(param)
     if kind.__module__.startswith("torch.distributed") or hasattr(param, "_fsdp_flattened"):
         raise ValueError(
@@ -48,7 +48,7 @@ def check_parameter(param: Tensor, name: str) -> None:
 
 
 def check_gradient(param: Tensor, gradient: Tensor, name: str) -> Tensor:
-    """Return a gradient in the form in which it can be handed over."""
+    """Returns a gradient in the form in which it can be handed over."""
     if gradient.layout is not torch.strided:
         raise RuntimeError(
             f"the gradient of {name} has the layout {gradient.layout}: sparse gradients are not "
