@@ -7,7 +7,7 @@ use crate::hyper::Hyper;
 use crate::optimizer::{Optimizer, Progress, make_objects};
 use crate::options::Accumulation;
 use crate::param::Param;
-use crate::plan::{Plan, forms};
+use crate::plan::{Plan, auto_elems, forms};
 use crate::subgroup::cut;
 
 impl Plan {
@@ -24,7 +24,13 @@ impl Plan {
         let forms = forms(&plan.params, &plan.options)?;
         let added = &forms[self.params.len()..];
         let first = self.params.len();
-        let mut subgroups = cut(added, self.subgroup_elems)?;
+        let widest = added.iter().map(|(_, form)| *form).max_by_key(|it| it.bytes_per_element());
+        let elems = match (self.options.subgroup_elems, widest) {
+            // Wider ones than there are may need smaller subgroups.
+            (None, Some(widest)) => self.subgroup_elems.min(auto_elems(widest, self.host_bytes)),
+            _ => self.subgroup_elems,
+        };
+        let mut subgroups = cut(added, elems)?;
         subgroups.iter_mut().flat_map(|it| &mut it.runs).for_each(|run| run.param += first);
         plan.forms.extend(added.iter().map(|(_, form)| *form));
         plan.subgroups.extend(subgroups);

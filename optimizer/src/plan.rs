@@ -277,7 +277,7 @@ fn resident(part: f64, subgroups: usize) -> Result<usize> {
 
 /// Returns the largest power of two of which 48 fit into the host memory, within 256 Ki to 8 Mi; if
 /// not even a pipeline of the smallest fits, the smallest legal size.
-fn auto_elems(form: Form, host_bytes: u64) -> u64 {
+pub(crate) fn auto_elems(form: Form, host_bytes: u64) -> u64 {
     let (least, most) = AUTO_ELEMS;
     let memory = |elems: u64| granules_up(form.bytes(elems));
     let mut elems = most;

@@ -7,16 +7,17 @@ use parking_lot::Mutex;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use tensortier::optimizer::hyper::Algorithm;
 use tensortier::optimizer::{
-    Accumulation, Error, GradientPlace, Hyper, NonFinite, Optimizer as Engine, Options, Outcome,
-    Param, Plan, Plane, StatePrecision, StepOptions, StepReport,
+    Accumulation, Error, GradientPlace, NonFinite, Optimizer as Engine, Options, Param, Plan,
+    Plane, StatePrecision, StepOptions,
 };
 use tensortier::storage::dtype::DType;
 
 use crate::edge::{Here, blocking};
 use crate::errors::Raise;
 use crate::hand_over::{Given, HandOver, Tensor};
+use crate::hyper::{Numbers, hyper, numbers};
+use crate::report::told;
 use crate::restore::{Reader, name_of, plane_of};
 use crate::store::Store;
 
@@ -27,9 +28,6 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 
 /// A parameter: name, shape, type of the weights, group.
 type NewParam = (String, Vec<u64>, String, usize);
-
-/// Hyper-parameters: decoupled, lr, beta1, beta2, eps, weight decay, amsgrad, maximize.
-type Numbers = (bool, f64, f64, f64, f64, f64, bool, bool);
 
 /// An optimizer as the crates know it. `tensortier.AdamW` has one from its first need on.
 #[pyclass(frozen, module = "tensortier._tensortier")]
@@ -44,6 +42,22 @@ struct Inner {
     engine: Mutex<Option<Engine>>,
     /// Who is in a call: a handler of a signal may come back to the same optimizer.
     caller: Mutex<Option<ThreadId>>,
+}
+
+/// For as long as it lives, this thread is in a call.
+struct Calling<'a>(&'a Mutex<Option<ThreadId>>);
+
+impl<'a> Calling<'a> {
+    fn new(caller: &'a Mutex<Option<ThreadId>>) -> Self {
+        *caller.lock() = Some(thread::current().id());
+        Calling(caller)
+    }
+}
+
+impl Drop for Calling<'_> {
+    fn drop(&mut self) {
+        *self.0.lock() = None;
+    }
 }
 
 /// What keeps a call from being made or from its end.
@@ -78,31 +92,31 @@ impl Raise for Failed {
 }
 
 impl Optimizer {
-    /// Runs a call with the engine to itself and the interpreter free for others.
-    fn call<T: Send>(
-        &self,
-        py: Python<'_>,
-        call: impl FnOnce(&mut Engine) -> Result<T, Failed> + Send,
-    ) -> PyResult<T> {
+    /// Returns what is inside, unless this thread is in there already.
+    fn inner(&self) -> PyResult<&Inner> {
         let inner = self.inner.get()?;
         if *inner.caller.lock() == Some(thread::current().id()) {
             return Err(PyRuntimeError::new_err(
                 "this thread is in a call of the same optimizer already; nothing was done",
             ));
         }
+        Ok(inner)
+    }
+
+    /// Runs a call with the engine to itself and the interpreter free for others.
+    fn call<T: Send>(
+        &self,
+        py: Python<'_>,
+        call: impl FnOnce(&mut Engine) -> Result<T, Failed> + Send,
+    ) -> PyResult<T> {
+        let inner = self.inner()?;
         blocking(py, || {
             let mut place = inner.engine.lock();
-            *inner.caller.lock() = Some(thread::current().id());
+            let _calling = Calling::new(&inner.caller);
             // An engine that a call panics in is not used again.
-            let outcome = match place.take() {
-                Some(mut engine) => {
-                    let outcome = call(&mut engine);
-                    *place = Some(engine);
-                    outcome
-                }
-                None => Err(Failed::Closed),
-            };
-            *inner.caller.lock() = None;
+            let mut engine = place.take().ok_or(Failed::Closed)?;
+            let outcome = call(&mut engine);
+            *place = Some(engine);
             outcome
         })
     }
@@ -340,26 +354,13 @@ impl Optimizer {
 
     /// Ends the optimizer; its state goes.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        let inner = self.inner.get()?;
+        let inner = self.inner()?;
         blocking(py, || {
             let engine = inner.engine.lock().take();
             drop(engine);
             Ok::<(), PyErr>(())
         })
     }
-}
-
-fn hyper(numbers: Numbers) -> Hyper {
-    let (decoupled, lr, beta1, beta2, eps, weight_decay, amsgrad, maximize) = numbers;
-    let algorithm = if decoupled { Algorithm::AdamW } else { Algorithm::Adam };
-    let shared = Hyper::default();
-    Hyper { algorithm, lr, beta1, beta2, eps, weight_decay, amsgrad, maximize, ..shared }
-}
-
-fn numbers(hyper: &Hyper) -> Numbers {
-    let decoupled = hyper.algorithm == Algorithm::AdamW;
-    let Hyper { lr, beta1, beta2, eps, weight_decay, amsgrad, maximize, .. } = *hyper;
-    (decoupled, lr, beta1, beta2, eps, weight_decay, amsgrad, maximize)
 }
 
 fn param((name, shape, dtype, group): NewParam) -> PyResult<Param> {
@@ -383,40 +384,4 @@ fn precision_of(name: &str) -> PyResult<StatePrecision> {
             "a state precision of {name:?}; use \"auto\", \"fp32\" or \"split\""
         ))),
     }
-}
-
-/// Returns a report as Python has it.
-fn told<'py>(py: Python<'py>, report: &StepReport) -> PyResult<Bound<'py, PyDict>> {
-    let told = PyDict::new(py);
-    let param = match &report.outcome {
-        Outcome::Skipped { param } => param.as_deref(),
-        _ => None,
-    };
-    told.set_item("step", report.step)?;
-    told.set_item("applied", report.outcome == Outcome::Applied)?;
-    told.set_item("non_finite_param", param)?;
-    told.set_item("norm", report.norm.map(|norm| norm.value()))?;
-    told.set_item("finite", report.norm.map(|norm| norm.finite))?;
-    told.set_item("gradient_factor", report.gradient_factor)?;
-    told.set_item("elements", report.elements)?;
-    for (name, moved) in [
-        ("updated", report.updated),
-        ("reads", report.reads),
-        ("writes", report.writes),
-        ("hits", report.hits),
-    ] {
-        told.set_item(name, moved.subgroups)?;
-        told.set_item(format!("{name}_bytes"), moved.bytes)?;
-    }
-    told.set_item("paths", report.paths.clone())?;
-    for (name, time) in [
-        ("seconds", report.elapsed),
-        ("looking", report.looking),
-        ("waiting_on_reads", report.waiting_on_reads),
-        ("computing", report.computing),
-        ("waiting_on_writes", report.waiting_on_writes),
-    ] {
-        told.set_item(name, time.as_secs_f64())?;
-    }
-    Ok(told)
 }

@@ -214,3 +214,35 @@ def test_after_close_nothing_is_done(tmp_path):
         twins.opt.step()
     with pytest.raises(ValueError, match="closed"):
         twins.opt.load_state_dict(twins.ref.state_dict())
+
+
+def test_a_load_that_stops_on_its_way_can_be_made_again(tmp_path, monkeypatch):
+    from tensortier.optim.loading import Reader
+
+    twins = trained(tmp_path)
+    good = twins.opt.state_dict()
+    read, left = Reader.__call__, 0
+
+    def failing(self, *asked):
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise OSError(5, "a test")
+        return read(self, *asked)
+
+    monkeypatch.setattr(Reader, "__call__", failing)
+    # What is read first is only looked at.
+    with pytest.raises(ValueError, match="nothing was changed") as refused:
+        twins.opt.load_state_dict(good)
+    assert refused.value.__cause__.errno == 5
+    twins.compare()
+    left = 6
+    with pytest.raises(tensortier.HalfLoaded, match="a test"):
+        twins.opt.load_state_dict(good)
+    for call in (twins.opt.state_dict, lambda: twins.step(batches(1)[0])):
+        with pytest.raises(tensortier.HalfLoaded):
+            call()
+    monkeypatch.undo()
+    twins.opt.load_state_dict(good)
+    twins.compare()
+    twins.opt.close()

@@ -11,7 +11,7 @@ from torch import Tensor
 from tensortier.optim.tensors import NAMES, check_gradient, described
 
 if TYPE_CHECKING:
-    from tensortier.optim.adam import Adam
+    from tensortier.optim.offloaded import Offloaded
 
 
 def refuse_distributed() -> None:
@@ -28,7 +28,7 @@ def refuse_distributed() -> None:
 class Attachment:
     """Hooks on the parameters of an optimizer that hand gradients over and free them."""
 
-    def __init__(self, optimizer: Adam, accumulate: str, in_store: bool) -> None:
+    def __init__(self, optimizer: Offloaded, accumulate: str, in_store: bool) -> None:
         # Parameters own their hooks: they shall not keep the optimizer.
         self._optimizer = weakref.ref(optimizer)
         self._hooks: list[Any] = []
