@@ -3,6 +3,7 @@
 pub mod fio;
 pub mod lease;
 pub mod machine;
+pub mod one_gib;
 pub mod one_path;
 pub mod options;
 pub mod overheads;

@@ -12,7 +12,7 @@ use crate::Failure;
 #[derive(Debug, Parser)]
 #[command(name = "store")]
 pub struct Options {
-    /// Rows to measure: one-path, paths, recovery, lease, small, overheads [default: all but
+    /// Rows to measure: one-path, paths, recovery, lease, small, one-gib, overheads [default: all but
     /// recovery].
     pub rows: Vec<String>,
     /// Directory to work in; DIR=MBPS says what it is known to carry each way (see README.md).

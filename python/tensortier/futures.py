@@ -98,19 +98,22 @@ class _Teller:
 
     def _run(self) -> None:
         while (told := self.native.wait()) is not None:
-            for future, succeeded, value in told:
-                try:
-                    future._tell(succeeded, value)
-                except BaseException:
-                    # A callback that wants to exit must not keep others from their results.
-                    _log.exception("a callback of %r failed", future)
+            _tell(told)
             # Whatever hangs on the last results goes before the next wait.
             told.clear()
-            future = value = None
 
     def stop(self, timeout: float) -> None:
         self.native.stop()
         self.thread.join(timeout)
+
+
+def _tell(told: list[tuple[Future[Any], bool, Any]]) -> None:
+    for future, succeeded, value in told:
+        try:
+            future._tell(succeeded, value)
+        except BaseException:
+            # A callback that wants to exit must not keep others from their results.
+            _log.exception("a callback of %r failed", future)
 
 
 _lock = threading.Lock()

@@ -24,6 +24,8 @@ T = TypeVar("T")
 OnePath = Union[str, "os.PathLike[str]", Path]
 Paths = Union[OnePath, Iterable[OnePath]]
 Shape = Iterable[SupportsIndex]
+Outcomes = list[Union[Exception, None]]
+"""What went wrong with each item of a batch, or None."""
 
 _AT_EXIT = 3.0
 """How many seconds the stores that are still open take at most when the process ends."""
@@ -539,9 +541,8 @@ class Store:
         Raises:
             TimeoutError: A path did not answer in time; the text says what stays behind.
         """
-        _open.discard(self)
-        self._put_by.clear()
         self._native.close(float(timeout))
+        _open.discard(self)
 
     def __enter__(self: S) -> S:
         return self
@@ -566,7 +567,7 @@ class Store:
         else:
             self._put_by[key] = memory.framework
 
-    def _remember_many(self, put: dict[str, Memory], outcomes: list[Exception | None]) -> None:
+    def _remember_many(self, put: dict[str, Memory], outcomes: Outcomes) -> None:
         for (key, memory), outcome in zip(put.items(), outcomes):
             if outcome is None:
                 self._remember(key, memory)
@@ -628,7 +629,7 @@ class Store:
 
         return index, finish
 
-    def _filled(self, into: Mapping[str, object], outcomes: list[Exception | None]) -> None:
+    def _filled(self, into: Mapping[str, object], outcomes: Outcomes) -> None:
         """Ends a batch of `get_into`; reads once more what was replaced meanwhile."""
         for at, (key, value) in enumerate(into.items()):
             if futures.replaced(outcomes[at]):
@@ -661,7 +662,7 @@ class _Batch:
             self.values.append(tensor)
             self.pairs.append((found, memory))
 
-    def settle(self, outcomes: list[Exception | None]) -> dict[str, Any]:
+    def settle(self, outcomes: Outcomes) -> dict[str, Any]:
         for at, key in enumerate(self.keys):
             if futures.replaced(outcomes[at]):
                 try:
@@ -687,12 +688,12 @@ def _offset(given: SupportsIndex | None) -> int | None:
     return offset
 
 
-def _one(outcomes: list[Exception | None]) -> None:
+def _one(outcomes: Outcomes) -> None:
     if outcomes[0] is not None:
         raise outcomes[0]
 
 
-def _settle(verb: str, keys: list[str], outcomes: list[Exception | None]) -> None:
+def _settle(verb: str, keys: list[str], outcomes: Outcomes) -> None:
     settle(verb, keys, outcomes, [None] * len(keys))
 
 

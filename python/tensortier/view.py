@@ -8,6 +8,8 @@ from typing import Any
 
 from tensortier import _frameworks, _tensortier
 
+_Bytes = memoryview
+
 _CPU = (1, 0)
 
 _TYPESTR = {
@@ -50,14 +52,14 @@ class View:
         self.shape = shape
         self.nbytes = pinned.nbytes
 
-    def memoryview(self) -> memoryview:
+    def memoryview(self) -> _Bytes:
         """Returns the bytes as a read-only memoryview."""
         memory = (ctypes.c_ubyte * self.nbytes).from_address(self._pinned.address)
         # The array is what the memoryview, and all that is made from it, holds on to.
         memory._pinned = self._pinned  # type: ignore[attr-defined]
         return memoryview(memory).cast("B").toreadonly()
 
-    def __buffer__(self, flags: int) -> memoryview:
+    def __buffer__(self, flags: int) -> _Bytes:
         return self.memoryview()
 
     def __bytes__(self) -> bytes:

@@ -3,16 +3,17 @@
 use clap::Parser;
 use tensortier_bench::options::Options;
 use tensortier_bench::table::Table;
-use tensortier_bench::{Failure, lease, one_path, overheads, paths, recovery, small};
+use tensortier_bench::{Failure, lease, one_gib, one_path, overheads, paths, recovery, small};
 
 type Row = fn(&Options, &Table) -> Result<(), Failure>;
 
-const ROWS: [(&str, Row); 6] = [
+const ROWS: [(&str, Row); 7] = [
     ("one-path", one_path::run),
     ("paths", paths::run),
     ("recovery", recovery::run),
     ("lease", lease::run),
     ("small", small::run),
+    ("one-gib", one_gib::run),
     ("overheads", overheads::run),
 ];
 
