@@ -10,8 +10,9 @@ from tensortier._settings import Path
 from tensortier._tensortier import HalfLoaded, StepInterrupted
 from tensortier.errors import BatchError, ClosedError, CorruptError
 from tensortier.futures import Future
+from tensortier.pin import Pin
 from tensortier.store import Explanation, Stat, Store
-from tensortier.view import Pin, View
+from tensortier.view import View
 
 if TYPE_CHECKING:
     from tensortier.optim import Adam, AdamW, StepReport

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tensortier import _tensortier
 from tensortier._memory import Memory, writable
-
-if TYPE_CHECKING:
-    from tensortier.view import View
+from tensortier.view import View
 
 FRAMEWORKS = ("torch", "numpy", "bytes")
 

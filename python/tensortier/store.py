@@ -16,7 +16,8 @@ from tensortier._memory import Memory
 from tensortier._settings import Path, Size
 from tensortier.errors import settle
 from tensortier.futures import Call, Future
-from tensortier.view import Pin, View
+from tensortier.pin import Pin
+from tensortier.view import View
 
 S = TypeVar("S", bound="Store")
 T = TypeVar("T")

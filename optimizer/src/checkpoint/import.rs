@@ -26,10 +26,11 @@ impl Optimizer {
     /// the store's budget, and up to 4 MiB for each file.
     ///
     /// # Errors
-    /// Before any change: [`Error::Checkpoint`] for what is wrong with the files or does not fit the
-    /// plan; [`Error::Parameter`] and [`Error::Tied`] when the weights that `io` hands over do not
-    /// fit; the store's errors, those of the files included. After that [`Error::HalfImported`]: then
-    /// nothing but another import works, so that nothing half old and half new is ever used.
+    /// Before any change: [`crate::Error::Checkpoint`] for what is wrong with the files or does not fit
+    /// the plan; [`crate::Error::Parameter`] and [`crate::Error::Tied`] when the weights that `io` hands
+    /// over do not fit; the store's errors, those of the files included. After that
+    /// [`crate::Error::HalfImported`]: then nothing but another import works, so that nothing half old
+    /// and half new is ever used.
     pub fn import<P: AsRef<Path>>(&mut self, files: &[P], io: &mut dyn StepIo) -> Result<()> {
         let mut saved = Checkpoint::open(files, &self.plan)?;
         self.check_all_weights(io)?;

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from tensortier.optim.owner import Owner
 from tensortier.optim.tensors import NAMES, check_gradient, described
-
-if TYPE_CHECKING:
-    from tensortier.optim.offloaded import Offloaded
 
 
 def refuse_distributed() -> None:
@@ -28,7 +26,7 @@ def refuse_distributed() -> None:
 class Attachment:
     """Hooks on the parameters of an optimizer that hand gradients over and free them."""
 
-    def __init__(self, optimizer: Offloaded, accumulate: str, in_store: bool) -> None:
+    def __init__(self, optimizer: Owner, accumulate: str, in_store: bool) -> None:
         # Parameters own their hooks: they shall not keep the optimizer.
         self._optimizer = weakref.ref(optimizer)
         self._hooks: list[Any] = []

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from tensortier.optim.owner import Owner
 from tensortier.optim.tensors import described
-
-if TYPE_CHECKING:
-    from tensortier.optim.offloaded import Offloaded
 
 #: What torch keeps of a parameter, in its order, and the one key that is ours.
 PLANES = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "master_param")
@@ -69,7 +67,7 @@ class ParamState(Mapping[str, Tensor]):
 class StateView(Mapping[Tensor, Mapping[str, Tensor]]):
     """``optimizer.state``: the parameters that were updated, each with its :class:`ParamState`."""
 
-    def __init__(self, optimizer: Offloaded) -> None:
+    def __init__(self, optimizer: Owner) -> None:
         self._optimizer = optimizer
 
     def _updates(self) -> list[int]:
@@ -101,7 +99,7 @@ class StateView(Mapping[Tensor, Mapping[str, Tensor]]):
         return f"<state of {len(self)} parameters, in the store>"
 
 
-def packed(optimizer: Offloaded, lazy: bool) -> dict[str, Any]:
+def packed(optimizer: Owner, lazy: bool) -> dict[str, Any]:
     """Returns the state and the groups of an optimizer in torch's layout."""
     first = 0
     groups = []
