@@ -32,21 +32,41 @@ struct Shared<T> {
     ready: Condvar,
 }
 
-struct Slot<T> {
-    answer: Option<Result<T>>,
+/// There is one for everything that is waited for, so it holds no more than its state needs.
+enum Slot<T> {
+    Open(Asking),
+    Answered(Result<T>),
+    Taken,
+    /// The ticket was dropped.
+    Abandoned,
+}
+
+/// What belongs to a ticket that was not yet answered.
+#[derive(Default)]
+struct Asking {
     waker: Option<Waker>,
-    answered: bool,
-    abandoned: bool,
-    /// Called when the ticket is dropped before its answer came.
+    /// Called when the ticket is dropped.
     on_abandon: Option<Box<dyn FnOnce() + Send>>,
 }
 
 /// Returns a ticket and what answers it.
 pub(crate) fn ticket<T>() -> (Completer<T>, Ticket<T>) {
-    let slot =
-        Slot { answer: None, waker: None, answered: false, abandoned: false, on_abandon: None };
-    let shared = Arc::new(Shared { slot: Mutex::new(slot), ready: Condvar::new() });
+    let slot = Mutex::new(Slot::Open(Asking::default()));
+    let shared = Arc::new(Shared { slot, ready: Condvar::new() });
     (Completer(Arc::clone(&shared)), Ticket(State::Later(Later(shared))))
+}
+
+impl<T> Slot<T> {
+    /// Takes the answer, if it is there.
+    fn take(&mut self) -> Option<Result<T>> {
+        if !matches!(self, Slot::Answered(_)) {
+            return None;
+        }
+        match std::mem::replace(self, Slot::Taken) {
+            Slot::Answered(answer) => Some(answer),
+            _ => None,
+        }
+    }
 }
 
 /// Nothing in a ticket is ever pinned, whatever its answer is.
@@ -61,9 +81,8 @@ impl<T> Ticket<T> {
     /// Has `call` called if the ticket is dropped before its answer came.
     pub(crate) fn on_abandon(&self, call: impl FnOnce() + Send + 'static) {
         let State::Later(later) = &self.0 else { return };
-        let mut slot = later.0.slot.lock();
-        if !slot.answered {
-            slot.on_abandon = Some(Box::new(call));
+        if let Slot::Open(asking) = &mut *later.0.slot.lock() {
+            asking.on_abandon = Some(Box::new(call));
         }
     }
 
@@ -104,7 +123,7 @@ impl<T> Ticket<T> {
     pub fn is_ready(&self) -> bool {
         match &self.0 {
             State::Ready(answer) => answer.is_some(),
-            State::Later(later) => later.0.slot.lock().answer.is_some(),
+            State::Later(later) => matches!(*later.0.slot.lock(), Slot::Answered(_)),
         }
     }
 }
@@ -113,7 +132,7 @@ impl<T> Later<T> {
     fn wait(self) -> Result<T> {
         let mut slot = self.0.slot.lock();
         loop {
-            if let Some(answer) = slot.answer.take() {
+            if let Some(answer) = slot.take() {
                 return answer;
             }
             self.0.ready.wait(&mut slot);
@@ -125,7 +144,7 @@ impl<T> Later<T> {
         let deadline = Instant::now().checked_add(limit);
         let mut slot = self.0.slot.lock();
         loop {
-            if let Some(answer) = slot.answer.take() {
+            if let Some(answer) = slot.take() {
                 return Ok(answer);
             }
             let Some(deadline) = deadline else {
@@ -133,7 +152,7 @@ impl<T> Later<T> {
                 continue;
             };
             if self.0.ready.wait_until(&mut slot, deadline).timed_out() {
-                let answer = slot.answer.take();
+                let answer = slot.take();
                 drop(slot);
                 return answer.ok_or(self);
             }
@@ -142,13 +161,10 @@ impl<T> Later<T> {
 
     fn poll(&self, cx: &mut Context<'_>) -> Poll<Result<T>> {
         let mut slot = self.0.slot.lock();
-        match slot.answer.take() {
-            Some(answer) => Poll::Ready(answer),
-            None => {
-                slot.waker = Some(cx.waker().clone());
-                Poll::Pending
-            }
+        if let Slot::Open(asking) = &mut *slot {
+            asking.waker = Some(cx.waker().clone());
         }
+        slot.take().map_or(Poll::Pending, Poll::Ready)
     }
 }
 
@@ -166,13 +182,8 @@ impl<T> Future for Ticket<T> {
 impl<T> Drop for Later<T> {
     fn drop(&mut self) {
         // An answer may own a lease, whose drop takes other locks: it goes after ours is free.
-        let (answer, call) = {
-            let mut slot = self.0.slot.lock();
-            slot.abandoned = true;
-            (slot.answer.take(), slot.on_abandon.take())
-        };
-        drop(answer);
-        if let Some(call) = call {
+        let left = std::mem::replace(&mut *self.0.slot.lock(), Slot::Abandoned);
+        if let Slot::Open(Asking { on_abandon: Some(call), .. }) = left {
             call();
         }
     }
@@ -186,24 +197,20 @@ impl<T> Completer<T> {
 
     /// Returns whether nobody will ever take the answer.
     pub(crate) fn is_abandoned(&self) -> bool {
-        self.0.slot.lock().abandoned
+        matches!(*self.0.slot.lock(), Slot::Abandoned)
     }
 
     fn answer(&self, answer: Result<T>) {
         let mut slot = self.0.slot.lock();
-        slot.answered = true;
-        let call = slot.on_abandon.take();
-        if slot.abandoned {
+        // Whatever is dropped here may take other locks: it goes after ours is free.
+        if !matches!(*slot, Slot::Open(_)) {
             drop(slot);
-            drop((answer, call));
-            return;
+            return drop(answer);
         }
-        slot.answer = Some(answer);
-        let waker = slot.waker.take();
+        let asked = std::mem::replace(&mut *slot, Slot::Answered(answer));
         drop(slot);
-        drop(call);
         self.0.ready.notify_all();
-        if let Some(waker) = waker {
+        if let Slot::Open(Asking { waker: Some(waker), .. }) = asked {
             waker.wake();
         }
     }
@@ -211,9 +218,7 @@ impl<T> Completer<T> {
 
 impl<T> Drop for Completer<T> {
     fn drop(&mut self) {
-        if !self.0.slot.lock().answered {
-            self.answer(Err(Error::Closed));
-        }
+        self.answer(Err(Error::Closed));
     }
 }
 

@@ -11,6 +11,7 @@ use tensortier_storage::arena::GRANULE;
 use tensortier_storage::dtype::DType;
 use tensortier_storage::error::{Error, ErrorKind};
 use tensortier_storage::id::Tier;
+use tensortier_storage::path::PathStore as _;
 use tensortier_storage::path::memory::Mischief;
 use tensortier_storage::store::Store;
 
@@ -46,6 +47,23 @@ fn exhaustion_is_immediate_and_names_the_holders() {
     drop(view);
     assert_eq!(soon(store.lease_read(&wanted, 0)).unwrap().len(), GRANULE as usize);
     drop(lease);
+}
+
+#[test]
+fn a_put_that_fits_writes_nothing_and_one_that_does_not_little_more_than_it_lacks() {
+    let written = |sizes: &[u64]| {
+        let path = memory("path", Mischief::default());
+        let store = builder(32, std::slice::from_ref(&path)).chunk_bytes(GRANULE).open().unwrap();
+        for (i, granules) in sizes.iter().enumerate() {
+            let bytes = vec![7; (granules * GRANULE) as usize];
+            store.put(&i.to_string(), DType::U8, &[granules * GRANULE], &bytes).unwrap();
+        }
+        store.barrier().unwrap();
+        path.counters().written_bytes / GRANULE
+    };
+    assert_eq!(written(&[20, 12]), 0);
+    let more = written(&[40]);
+    assert!((8..=16).contains(&more), "{more}");
 }
 
 #[test]

@@ -5,8 +5,10 @@ use std::hash::Hasher;
 use twox_hash::XxHash3_64;
 
 use super::block::{BLOCK_BYTES, PIECE_BYTES, blocks};
+use super::stream::request_after;
 
-const LINE_BYTES: usize = 64;
+/// Memory is requested ahead in pieces of so many bytes.
+const REQUEST_BYTES: usize = 4 << 10;
 
 /// The xxh3-64 checksums of a chunk's blocks, in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -85,12 +87,12 @@ impl Checksums {
 }
 
 fn sum(block: &[u8]) -> u64 {
-    if block.len() <= PIECE_BYTES {
+    if block.len() <= REQUEST_BYTES {
         return XxHash3_64::oneshot(block);
     }
     let mut hasher = XxHash3_64::new();
-    for piece in block.chunks(PIECE_BYTES) {
-        fetch(piece);
+    for piece in block.chunks(REQUEST_BYTES) {
+        request_after(piece);
         hasher.write(piece);
     }
     hasher.finish()
@@ -103,13 +105,6 @@ fn sum_of_copy((from, into): (&[u8], &mut [u8])) -> u64 {
         hasher.write(into);
     }
     hasher.finish()
-}
-
-/// Brings bytes into the cache. Loads that depend on nothing wait for memory many at a time; those of
-/// the checksum, with its work between them, some at a time.
-fn fetch(piece: &[u8]) {
-    let first = |line: &[u8]| line.first().copied().unwrap_or(0);
-    std::hint::black_box(piece.chunks(LINE_BYTES).fold(0, |all, line| all ^ first(line)));
 }
 
 #[cfg(test)]
@@ -135,7 +130,16 @@ mod tests {
 
     #[test]
     fn by_pieces_or_while_copying_they_are_the_checksums_of_whole_blocks() {
-        for len in [0, 1, PIECE_BYTES, PIECE_BYTES + 1, BLOCK_BYTES, 2 * BLOCK_BYTES + 70_001] {
+        for len in [
+            0,
+            1,
+            REQUEST_BYTES,
+            REQUEST_BYTES + 1,
+            PIECE_BYTES,
+            PIECE_BYTES + 1,
+            BLOCK_BYTES,
+            2 * BLOCK_BYTES + 70_001,
+        ] {
             let bytes: Vec<u8> = (0..len).map(|i| (i * 31) as u8).collect();
             let whole: Vec<u64> = blocks(&bytes).map(XxHash3_64::oneshot).collect();
             let mut copy = vec![0; len];

@@ -8,6 +8,7 @@ mod form;
 mod lz4;
 mod packed;
 mod shuffle;
+mod stream;
 mod trial;
 
 pub use block::BLOCK_BYTES;

@@ -17,10 +17,10 @@ pub(crate) struct Lent {
 }
 
 impl Handle {
-    /// Asks for a frame for new contents.
-    pub(crate) fn borrow_frame(&self, bytes: u64) -> Ticket<Lent> {
+    /// Asks for a frame for new contents, of which `rest` bytes more will follow.
+    pub(crate) fn borrow_frame(&self, bytes: u64, rest: u64) -> Ticket<Lent> {
         let (reply, frame) = ticket();
-        self.send(Msg::Frame { bytes, reply });
+        self.send(Msg::Frame { bytes, rest, reply });
         frame
     }
 }

@@ -61,6 +61,7 @@ impl Mover {
             }
             match self.find_frame(want.bytes(), Need::Demand) {
                 Frame::Found(frame) => {
+                    self.evict_ahead(want.rest());
                     self.serve(want, frame);
                     self.prefetch_turn |= is_new;
                 }

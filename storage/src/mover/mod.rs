@@ -52,8 +52,8 @@ use transfers::TransferId;
 pub(crate) enum Msg {
     /// A lease waits for a chunk that is not in memory.
     Load(Loading),
-    /// A caller wants a frame of its own for new contents.
-    Frame { bytes: u64, reply: Completer<Lent> },
+    /// A caller wants a frame of its own for new contents, of which `rest` bytes more follow.
+    Frame { bytes: u64, rest: u64, reply: Completer<Lent> },
     /// A lent frame now belongs to this chunk.
     Adopt(ChunkRef),
     /// A lent frame was dropped.

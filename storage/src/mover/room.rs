@@ -74,7 +74,7 @@ impl Mover {
             }
             if self.coming_bytes > 0 && free + self.coming_bytes >= need {
                 if for_what == Need::Demand {
-                    self.evict_ahead();
+                    self.evict_ahead(self.ahead_bytes());
                 }
                 return Frame::Coming;
             }
@@ -84,7 +84,7 @@ impl Mover {
             }
             if self.evict_one(for_what) {
                 if for_what == Need::Demand {
-                    self.evict_ahead();
+                    self.evict_ahead(self.ahead_bytes());
                 }
             } else if let Some(answer) = self.nothing_to_evict(need, for_what) {
                 return answer;
@@ -171,18 +171,24 @@ impl Mover {
         stuck.map(|chunk| self.no_space.clone().unwrap_or_else(|| self.no_space_for(chunk, &[])))
     }
 
-    /// Lets more leave than one demand needs, so that the next finds room: chunks would be written one
-    /// at a time otherwise, and all paths but one be idle. What a schedule keeps is not touched, nor
-    /// what was read ahead.
-    fn evict_ahead(&mut self) {
+    /// Returns how much may leave ahead of demands, in bytes.
+    fn ahead_bytes(&self) -> u64 {
+        let paths = self.health.iter().filter(|health| !health.retired).count() as u64;
+        (self.handle.shared.arena.usage().for_frames() / AHEAD_PART).min(paths * AHEAD_BYTES)
+    }
+
+    /// Lets more leave than one demand needs, so that `rest` bytes more find room: chunks would be
+    /// written one at a time otherwise, and all paths but one be idle. Of what is known not to fit the
+    /// beginning is written while memory fills, and not only once it is full. What a schedule keeps is
+    /// not touched, nor what was read ahead.
+    pub(super) fn evict_ahead(&mut self, rest: u64) {
         if !self.schedules.is_empty() {
             return;
         }
+        let ahead = self.ahead_bytes();
         loop {
-            let usage = self.handle.shared.arena.usage();
-            let paths = self.health.iter().filter(|health| !health.retired).count() as u64;
-            let ahead = (usage.for_frames() / AHEAD_PART).min(paths * AHEAD_BYTES);
-            if usage.free() + self.coming_bytes >= ahead
+            let lacking = rest.saturating_sub(self.handle.shared.arena.usage().free());
+            if self.coming_bytes >= lacking.min(ahead)
                 || !self.evict_one(Need::Prefetch { beyond: u64::MAX })
             {
                 return;

@@ -90,7 +90,7 @@ impl Mover {
         }
         match msg {
             Msg::Load(loading) => self.want_load(loading),
-            Msg::Frame { bytes, reply } => self.want(Want::Frame { bytes, reply }),
+            Msg::Frame { bytes, rest, reply } => self.want(Want::Frame { bytes, rest, reply }),
             Msg::Adopt(chunk) => self.adopt(chunk),
             Msg::GivenBack => self.lent -= 1,
             Msg::Prefetch { chunks, said } => self.hint(chunks, said),

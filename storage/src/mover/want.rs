@@ -19,8 +19,8 @@ pub(super) struct Demand {
 pub(super) enum Want {
     /// For a chunk, to be loaded.
     Load(Loading),
-    /// For new contents.
-    Frame { bytes: u64, reply: Completer<Lent> },
+    /// For new contents, of which `rest` bytes more follow.
+    Frame { bytes: u64, rest: u64, reply: Completer<Lent> },
 }
 
 impl Want {
@@ -28,6 +28,14 @@ impl Want {
         match self {
             Want::Load(loading) => loading.bytes(),
             Want::Frame { bytes, .. } => *bytes,
+        }
+    }
+
+    /// Returns how many bytes more will be wanted after it.
+    pub(super) fn rest(&self) -> u64 {
+        match self {
+            Want::Load(_) => 0,
+            Want::Frame { rest, .. } => *rest,
         }
     }
 

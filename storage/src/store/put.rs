@@ -126,9 +126,11 @@ impl Store {
         let chunks = arriving.object.chunks();
         let parts = bytes.chunks(arriving.object.chunk_bytes().max(1) as usize);
         let mut parts = chunks.zip(parts).peekable();
+        let mut rest = bytes.len() as u64 + next_bytes;
         while let Some((chunk, part)) = parts.next() {
             let next = parts.peek().map_or(next_bytes, |(chunk, _)| chunk.bytes());
-            frames.take(chunk.bytes(), next).await?.become_contents(&chunk, part);
+            rest -= chunk.bytes();
+            frames.take(chunk.bytes(), next, rest).await?.become_contents(&chunk, part);
         }
         Ok(arriving.publish())
     }
@@ -145,15 +147,16 @@ impl Frames {
         Frames { handle: store.0.handle.clone(), asked: None }
     }
 
-    /// Returns a frame of `bytes`, and asks for the next.
-    async fn take(&mut self, bytes: u64, next_bytes: u64) -> Result<Lent> {
+    /// Returns a frame of `bytes`, and asks for the next; with that `rest` bytes more will be wanted.
+    async fn take(&mut self, bytes: u64, next_bytes: u64, rest: u64) -> Result<Lent> {
         let ticket = match self.asked.take() {
             Some((asked, ticket)) if asked == bytes => ticket,
-            _ => self.handle.borrow_frame(bytes),
+            _ => self.handle.borrow_frame(bytes, rest),
         };
         let frame = ticket.await?;
         if next_bytes > 0 {
-            self.asked = Some((next_bytes, self.handle.borrow_frame(next_bytes)));
+            let ticket = self.handle.borrow_frame(next_bytes, rest.saturating_sub(next_bytes));
+            self.asked = Some((next_bytes, ticket));
         }
         Ok(frame)
     }
