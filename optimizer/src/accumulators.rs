@@ -53,18 +53,21 @@ impl Accumulators {
                 why: String::from("use BF16, F16 or F32"),
             });
         }
-        let received = |param: &Param| {
-            let blocks = param.elements().unwrap_or(0).div_ceil(BLOCK_ELEMS) as usize;
-            Received { batches: vec![0; blocks], sums: vec![None; blocks] }
-        };
         Ok(Accumulators {
             options,
-            params: params.iter().map(received).collect(),
+            params: params.iter().map(Received::new).collect(),
             memory: vec![Vec::new(); params.len()],
             objects: vec![None; subgroups],
             partial: None,
             warned: false,
         })
+    }
+
+    /// Makes room for more parameters, and for this many subgroups in all.
+    pub(crate) fn grow(&mut self, params: &[Param], subgroups: usize) {
+        self.params.extend(params.iter().map(Received::new));
+        self.memory.resize(self.params.len(), Vec::new());
+        self.objects.resize(subgroups, None);
     }
 
     /// Says what to do about a hand-over of this parameter's gradient that failed on its way, if one
@@ -122,6 +125,11 @@ impl Accumulators {
 }
 
 impl Received {
+    fn new(param: &Param) -> Self {
+        let blocks = param.elements().unwrap_or(0).div_ceil(BLOCK_ELEMS) as usize;
+        Received { batches: vec![0; blocks], sums: vec![None; blocks] }
+    }
+
     /// Returns the first block that has not come, or that has come less often than another.
     pub(crate) fn missing(&self) -> Option<usize> {
         let most = self.batches.iter().copied().max().unwrap_or(0);

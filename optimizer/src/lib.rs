@@ -4,13 +4,14 @@
 //! Modules stand on floors; each uses only what stands before it: `kernel` < `hyper` <
 //! `{error, shard, strides, ties, order, precision}` < `{param, options}` < `subgroup` < `team` < `plan` <
 //! `{step_io, step_options, accumulators}` < `{gathered, job, report}` < `optimizer` <
-//! `{state, accumulate, hand_over, predict}` < `{norm, update}` < `{step, ready, checkpoint}`.
+//! `{state, accumulate, hand_over, predict, grow}` < `{norm, update}` < `{step, ready, checkpoint}`.
 
 mod accumulate;
 mod accumulators;
 mod checkpoint;
 pub mod error;
 mod gathered;
+mod grow;
 mod hand_over;
 pub mod hyper;
 mod job;
@@ -36,6 +37,7 @@ mod team;
 mod ties;
 mod update;
 
+pub use checkpoint::StateSource;
 pub use error::{Error, Result};
 pub use hyper::Hyper;
 pub use optimizer::Optimizer;

@@ -131,7 +131,7 @@ impl Optimizer {
                 Some(subgroups) => store.schedule().with_read_ahead(subgroups),
                 None => store.schedule(),
             },
-            objects: Vec::with_capacity(plan.subgroups.len()),
+            objects: make_objects(&store, &plan, 0)?,
             resident: Vec::with_capacity(plan.resident),
             store,
             plan,
@@ -143,22 +143,10 @@ impl Optimizer {
             unfinished: None,
             half_imported: None,
         };
-        optimizer.make_objects()?;
+        for object in &optimizer.objects[..optimizer.plan.resident] {
+            optimizer.resident.push(optimizer.store.lease_write(object, 0).wait()?);
+        }
         Ok(optimizer)
-    }
-
-    /// Makes an object of one chunk per subgroup. What is made is deleted when the optimizer is dropped,
-    /// also if the rest cannot be.
-    fn make_objects(&mut self) -> Result<()> {
-        for (index, group) in self.plan.subgroups.iter().enumerate() {
-            let key = format!("{}/subgroup/{index:06}", self.plan.options.name);
-            let object = self.store.create_chunked(&key, DType::U8, &[group.bytes], group.bytes)?;
-            self.objects.push(object);
-        }
-        for object in &self.objects[..self.plan.resident] {
-            self.resident.push(self.store.lease_write(object, 0).wait()?);
-        }
-        Ok(())
     }
 
     /// Returns the plan.
@@ -257,13 +245,37 @@ impl Optimizer {
         }
     }
 
-    pub(crate) fn refuse_unfinished(&self) -> Result<()> {
+    /// Refuses if there is no state that is whole: while a step is unfinished, and after an import that
+    /// failed on its way.
+    ///
+    /// # Errors
+    /// [`Error::Unfinished`], [`Error::HalfImported`].
+    pub fn refuse_unfinished(&self) -> Result<()> {
         self.refuse_half_imported()?;
         match self.unfinished {
             Some(_) => Err(Error::Unfinished { step: self.steps + 1 }),
             None => Ok(()),
         }
     }
+}
+
+/// Makes an object of one chunk for each subgroup from `first` on; none if one cannot be made.
+pub(crate) fn make_objects(store: &Store, plan: &Plan, first: usize) -> Result<Vec<ObjectRef>> {
+    let mut objects = Vec::with_capacity(plan.subgroups.len() - first);
+    for (index, group) in plan.subgroups.iter().enumerate().skip(first) {
+        let key = format!("{}/subgroup/{index:06}", plan.options.name);
+        match store.create_chunked(&key, DType::U8, &[group.bytes], group.bytes) {
+            Ok(object) => objects.push(object),
+            Err(error) => {
+                for object in objects {
+                    // The first error is the one that is told.
+                    let _ = store.delete(&object);
+                }
+                return Err(error.into());
+            }
+        }
+    }
+    Ok(objects)
 }
 
 impl Drop for Optimizer {
@@ -291,7 +303,7 @@ impl Unfinished {
 }
 
 impl Progress {
-    fn new((param, form): (&crate::param::Param, &crate::precision::Form)) -> Self {
+    pub(crate) fn new((param, form): (&crate::param::Param, &crate::precision::Form)) -> Self {
         let blocks = match form.precision {
             StatePrecision::SplitMaster => param.elements().unwrap_or(0).div_ceil(BLOCK_ELEMS),
             _ => 0,

@@ -9,6 +9,7 @@ use tensortier_storage::schedule::{Access, Fate, Schedule};
 use tensortier_storage::units::Bytes;
 
 use crate::error::{Error, Result};
+use crate::hyper::Hyper;
 use crate::options::{Options, Rounding};
 use crate::order::{Eviction, Kept, Order, longest_suffix};
 use crate::param::Param;
@@ -53,29 +54,35 @@ impl Plan {
     /// [`Error::NoParameters`], [`Error::Config`], [`Error::Hyper`], or [`Error::BudgetTooSmall`],
     /// which says the smallest host memory that works.
     pub fn new(params: Vec<Param>, options: Options, host_bytes: u64) -> Result<Self> {
-        options.groups.iter().try_for_each(crate::hyper::Hyper::validate)?;
         crate::team::check_threads(options.threads)?;
-        let sizes = sizes(&params, &options)?;
-        let forms = params.iter().map(|p| form(p, &options)).collect::<Result<Vec<_>>>()?;
-        let widest = forms.iter().copied().max_by_key(|form| form.bytes_per_element());
+        let forms = forms(&params, &options)?;
+        let widest =
+            forms.iter().map(|(_, form)| *form).max_by_key(|form| form.bytes_per_element());
         let widest = widest.ok_or(Error::NoParameters)?;
         let subgroup_elems =
             options.subgroup_elems.unwrap_or_else(|| auto_elems(widest, host_bytes));
-        let cuttable: Vec<_> = sizes.into_iter().zip(forms.iter().copied()).collect();
-        let subgroups = cut(&cuttable, subgroup_elems)?;
-        let largest = subgroups.iter().map(|group| granules_up(group.bytes)).max().unwrap_or(0);
+        let subgroups = cut(&forms, subgroup_elems)?;
         let plan = Plan {
             resident: resident(options.resident, subgroups.len())?,
-            reserve_bytes: 2 * largest,
+            reserve_bytes: 0,
             options,
             params,
-            forms,
+            forms: forms.into_iter().map(|(_, form)| form).collect(),
             subgroups,
             subgroup_elems,
             host_bytes,
         };
-        plan.check_budget(widest, largest)?;
-        Ok(plan)
+        plan.with_reserve()
+    }
+
+    /// Returns the plan with room for its largest subgroups, if the memory has it.
+    pub(crate) fn with_reserve(mut self) -> Result<Self> {
+        let memory = self.subgroups.iter().map(|group| granules_up(group.bytes));
+        let largest = memory.max().unwrap_or(0);
+        self.reserve_bytes = 2 * largest;
+        let widest = self.forms.iter().copied().max_by_key(|form| form.bytes_per_element());
+        self.check_budget(widest.ok_or(Error::NoParameters)?, largest)?;
+        Ok(self)
     }
 
     fn check_budget(&self, widest: Form, largest: u64) -> Result<()> {
@@ -177,6 +184,14 @@ impl Plan {
     }
 }
 
+/// Returns how many elements each parameter has here and what is stored for it, and refuses parameters
+/// and hyper-parameters that cannot be.
+pub(crate) fn forms(params: &[Param], options: &Options) -> Result<Vec<(u64, Form)>> {
+    options.groups.iter().try_for_each(Hyper::validate)?;
+    let sizes = sizes(params, options)?;
+    params.iter().zip(sizes).map(|(param, elems)| Ok((elems, form(param, options)?))).collect()
+}
+
 /// Returns how many elements each parameter has here, and refuses parameters that cannot be.
 fn sizes(params: &[Param], options: &Options) -> Result<Vec<u64>> {
     let mut names = HashSet::new();
@@ -262,7 +277,7 @@ fn resident(part: f64, subgroups: usize) -> Result<usize> {
 
 /// Returns the largest power of two of which 48 fit into the host memory, within 256 Ki to 8 Mi; if
 /// not even a pipeline of the smallest fits, the smallest legal size.
-fn auto_elems(form: Form, host_bytes: u64) -> u64 {
+pub(crate) fn auto_elems(form: Form, host_bytes: u64) -> u64 {
     let (least, most) = AUTO_ELEMS;
     let memory = |elems: u64| granules_up(form.bytes(elems));
     let mut elems = most;
@@ -275,7 +290,6 @@ fn auto_elems(form: Form, host_bytes: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hyper::Hyper;
 
     fn plan(elems: u64, dtype: DType, host: u64, options: Options) -> Result<Plan> {
         Plan::new(vec![Param::new("w", [elems], dtype)], options, host)

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::kernel::{self, Input, split};
 use crate::optimizer::Optimizer;
 use crate::precision::{Plane, StatePrecision};
-use crate::subgroup::Run;
+use crate::subgroup::{BLOCK_ELEMS, Run};
 
 impl Optimizer {
     /// Copies elements `range` of a plane of a parameter into `out`, which is as long as the range:
@@ -56,7 +56,8 @@ impl Optimizer {
     /// range.
     ///
     /// # Errors
-    /// As [`Optimizer::read_plane`].
+    /// As [`Optimizer::read_plane`]; [`Error::WeightsChanged`] when weights that are half of a split
+    /// master were changed, as far as the range has whole blocks of 65,536 of them.
     pub fn read_master(
         &self,
         param: usize,
@@ -77,6 +78,7 @@ impl Optimizer {
         match (precision, weights) {
             (StatePrecision::Fp32, _) if !fresh => self.read_plane(param, Plane::P, range, out),
             (StatePrecision::SplitMaster, Input::Bf16(hi)) if !fresh => {
+                self.check_blocks(param, &range, hi)?;
                 self.each_run(param, range, |bytes, planes, at| {
                     let (mut lo, mut v): (&[u16], &[f32]) = (&[], &[]);
                     for (plane, range) in planes {
@@ -91,6 +93,24 @@ impl Optimizer {
             }
             _ => Ok(kernel::widen(weights, out)?),
         }
+    }
+
+    /// Refuses split weights, elements `range`, of which a whole block was changed.
+    fn check_blocks(&self, param: usize, range: &Range<u64>, hi: &[u16]) -> Result<()> {
+        let elems = self.plan.params[param].elements().unwrap_or(0);
+        let first = range.start.next_multiple_of(BLOCK_ELEMS);
+        let last = if range.end == elems { elems } else { range.end / BLOCK_ELEMS * BLOCK_ELEMS };
+        if first >= last {
+            return Ok(());
+        }
+        let at = (first - range.start) as usize..(last - range.start) as usize;
+        let mut hashes = vec![0; (last - first).div_ceil(BLOCK_ELEMS) as usize];
+        self.hash_elements(&hi[at], &mut hashes);
+        let known = &self.progress[param].hashes[(first / BLOCK_ELEMS) as usize..];
+        if known.iter().zip(&hashes).all(|(known, hash)| known == hash) {
+            return Ok(());
+        }
+        Err(Error::WeightsChanged { param: self.plan.params[param].name.clone() })
     }
 
     /// Calls `each` for every run of a parameter within `range`, with the bytes of its subgroup, where

@@ -68,6 +68,9 @@ impl Raise for Error {
                 let numbers = [("budget", &budget.0), ("needed", &needed.0)];
                 with(py, PyMemoryError::new_err(text), &numbers)
             }
+            Error::BadFile { file, source: Some(source), .. } => {
+                os_error(source.0, text, Some(file))
+            }
             Error::PathUnusable { path, source, .. } => os_error(source.0, text, Some(path)),
             Error::System { source, .. } => os_error(source.0, text, None),
             Error::Read { key, chunk, path, offset, source, .. } => {

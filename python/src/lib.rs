@@ -8,7 +8,13 @@ mod dtype;
 mod edge;
 mod errors;
 mod explain;
+mod hand_over;
+mod hyper;
 mod later;
+mod optimizer;
+mod optimizer_errors;
+mod report;
+mod restore;
 mod settings;
 mod store;
 mod turns;
@@ -20,6 +26,8 @@ use pyo3::prelude::*;
 #[pymodule]
 fn _tensortier(module: &Bound<'_, PyModule>) -> PyResult<()> {
     errors::register(module)?;
+    optimizer_errors::register(module)?;
+    optimizer::register(module)?;
     settings::register(module)?;
     buffer::register(module)?;
     dlpack::register(module)?;

@@ -1,23 +1,44 @@
 """A tiered tensor store, and an offloaded Adam/AdamW for torch on top of it.
 
-Importing this imports neither torch nor numpy.
+Importing this imports neither torch nor numpy; `Adam` and `AdamW` import torch when they are first
+asked for.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from tensortier._settings import Path
+from tensortier._tensortier import HalfLoaded, StepInterrupted
 from tensortier.errors import BatchError, ClosedError, CorruptError
 from tensortier.futures import Future
 from tensortier.store import Explanation, Stat, Store
 from tensortier.view import Pin, View
 
+if TYPE_CHECKING:
+    from tensortier.optim import Adam, AdamW, StepReport
+
 __all__ = [
+    "Adam",
+    "AdamW",
     "BatchError",
     "ClosedError",
     "CorruptError",
     "Explanation",
     "Future",
+    "HalfLoaded",
     "Path",
     "Pin",
     "Stat",
+    "StepInterrupted",
+    "StepReport",
     "Store",
     "View",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # These need torch, and whoever has no torch has use for the rest.
+    if name in ("Adam", "AdamW", "StepReport"):
+        from tensortier import optim
+
+        return getattr(optim, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

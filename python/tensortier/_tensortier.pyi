@@ -1,4 +1,4 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tensortier._memory import Memory
@@ -14,6 +14,19 @@ class CorruptError(OSError):
 
 class ClosedError(ValueError):
     """The store is closed."""
+
+class StepInterrupted(RuntimeError):
+    """A step stopped on its way. Nothing is lost: step again with the same gradients does the rest."""
+
+    step: int
+    done: int
+    of: int
+
+class HalfLoaded(RuntimeError):
+    """A load stopped on its way: weights and state are mixed until a load succeeds."""
+
+    done: int
+    of: int
 
 def parse_size(text: str) -> int: ...
 def parse_rate(text: str) -> float: ...
@@ -101,3 +114,55 @@ class Later:
     def pin(self, target: str | Object, chunk: int) -> int: ...
     def evict(self, targets: Sequence[str | Object]) -> int: ...
     def flush(self) -> int: ...
+
+# An address, a type, a shape, and strides unless the elements lie in row-major order.
+_Tensor = tuple[int, str, Sequence[int], Sequence[int] | None]
+# Decoupled, lr, beta1, beta2, eps, weight decay, amsgrad, maximize.
+_Numbers = tuple[bool, float, float, float, float, float, bool, bool]
+# Name, shape, type of the weights, group.
+_Param = tuple[str, Sequence[int], str, int]
+
+class Optimizer:
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        params: Sequence[_Param],
+        groups: Sequence[_Numbers],
+        *,
+        precision: str | None,
+        host_memory: int | None,
+        threads: int | None,
+    ) -> None: ...
+    def step(
+        self,
+        params: Sequence[tuple[_Tensor, _Tensor | bool | None]],
+        groups: Sequence[_Numbers],
+        *,
+        max_norm: float | None,
+        loss_scale: float,
+        non_finite: str,
+    ) -> dict[str, Any]: ...
+    def accumulate(self, param: int, gradient: _Tensor) -> None: ...
+    def set_accumulation(self, dtype: str, in_store: bool) -> None: ...
+    def accumulated(self) -> list[bool]: ...
+    def clear_gradients(self) -> None: ...
+    def refuse_unfinished(self) -> None: ...
+    def updates(self) -> list[int]: ...
+    def planes(self) -> list[list[str]]: ...
+    def read(
+        self, param: int, plane: str, start: int, out: _Tensor, weights: _Tensor | None = None
+    ) -> None: ...
+    def restore(
+        self,
+        weights: Sequence[_Tensor],
+        updates: Sequence[int],
+        masters: Sequence[bool],
+        read: Callable[[int, str, int, int], tuple[_Tensor, object]],
+    ) -> None: ...
+    def export(self, path: str, weights: Sequence[_Tensor]) -> None: ...
+    def import_from(self, paths: Sequence[str], weights: Sequence[_Tensor]) -> list[_Numbers]: ...
+    def refresh_masters(self, params: Sequence[int]) -> None: ...
+    def add_group(self, group: _Numbers, params: Sequence[_Param]) -> None: ...
+    def explain(self) -> dict[str, Any]: ...
+    def close(self) -> None: ...

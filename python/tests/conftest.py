@@ -63,3 +63,11 @@ def run_python(tmp_path):
         return Ended(child)
 
     return run
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Has torch use one thread where it is imported: its bits depend on how many there are."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(1)

@@ -204,7 +204,7 @@ def test_bad_arguments_are_value_errors_or_type_errors(store):
     store.put("b", b"x")
     with pytest.raises(ValueError, match="exists already"):
         store.rename("a", "b")
-    assert store.get("a") == b"abc"
+    assert store.get("a", framework="bytes") == b"abc"
 
 
 @pytest.mark.parametrize(

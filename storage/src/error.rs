@@ -266,6 +266,8 @@ pub enum Error {
         file: PathBuf,
         /// What is wrong with it and what to do.
         why: String,
+        /// What the system said, if it was the system that refused.
+        source: Option<Errno>,
     },
 }
 

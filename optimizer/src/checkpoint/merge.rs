@@ -14,7 +14,7 @@ use crate::hyper::Hyper;
 use crate::options::Rounding;
 use crate::param::Param;
 use crate::plan::Plan;
-use crate::precision::StatePrecision;
+use crate::precision::{Form, StatePrecision};
 use crate::shard::Shard;
 use crate::subgroup::BLOCK_ELEMS;
 
@@ -238,11 +238,7 @@ fn merge(files: &[Source], plan: &Plan) -> Result<Vec<Merged>> {
         let Some(merged) = merged else {
             return refuse(what(), String::from("is in none of the files; name all of them"));
         };
-        let loses = form.precision == StatePrecision::Weights && param.weight_dtype != DType::F32;
-        if merged.master && loses {
-            let why = "has a master, which state precision weights would lose; plan fp32 or split";
-            return refuse(what(), String::from(why));
-        }
+        check_master(param, *form, merged.master)?;
         all.push(merged);
     }
     Ok(all)
@@ -267,8 +263,22 @@ fn check_param(saved: &SavedParam, param: &Param) -> Result<(), String> {
     Ok(())
 }
 
+/// Refuses a master where only the weights are kept, in fewer bits.
+pub(super) fn check_master(param: &Param, form: Form, master: bool) -> Result<()> {
+    let loses = form.precision == StatePrecision::Weights && param.weight_dtype != DType::F32;
+    if !(master && loses) {
+        return Ok(());
+    }
+    let why = "has a master, which state precision weights would lose; plan fp32 or split";
+    refuse(format!("parameter {:?}", param.name), String::from(why))
+}
+
 /// Refuses second moments that are negative: a split master keeps a mark in their sign.
-fn check_squares((param, kind): (&Param, Kind), start: u64, squares: &[f32]) -> Result<()> {
+pub(super) fn check_squares(
+    (param, kind): (&Param, Kind),
+    start: u64,
+    squares: &[f32],
+) -> Result<()> {
     let negative = |v: &f32| v.is_sign_negative() && !v.is_nan();
     let Some(at) = squares.iter().position(negative) else { return Ok(()) };
     let at = param.stretches(start + at as u64..start + at as u64 + 1).next();

@@ -4,13 +4,18 @@
 //! `header` says what is in a file and `tensors` how its tensors are called. `export` writes. `source`
 //! reads blocks of one file and compares their checksums, `merge` takes several files for one
 //! checkpoint and refuses what does not fit, `reshard` says which part of which file an element comes
-//! from, `import` puts all of it into place.
+//! from, `import` takes all of it. `restore` takes state from memory instead. `overwrite` puts into place
+//! what either brings.
 
 mod checksum;
 mod export;
 mod header;
 mod import;
 mod merge;
+mod overwrite;
 mod reshard;
+mod restore;
 mod source;
 mod tensors;
+
+pub use restore::StateSource;

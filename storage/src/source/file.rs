@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
 
-use crate::error::{Error, Result};
+use crate::error::{Errno, Error, Result};
 use crate::sync::Mutex;
 
 use super::header::{self, Header, TensorEntry};
@@ -149,6 +149,7 @@ fn open_regular(path: &Path) -> Result<(File, u64)> {
         return Err(Error::BadFile {
             file: path.to_owned(),
             why: String::from("is not a regular file; name a .safetensors file"),
+            source: None,
         });
     }
     let file = File::open(path).map_err(|error| refuse(&error))?;
@@ -194,7 +195,8 @@ pub(super) fn failed(path: &Path, what: &str, error: &io::Error, remedy: &str) -
     } else {
         format!("{what}: {error}; {remedy}")
     };
-    Error::BadFile { file: path.to_owned(), why }
+    let source = error.raw_os_error().map(Errno);
+    Error::BadFile { file: path.to_owned(), why, source }
 }
 
 #[cfg(test)]

@@ -75,7 +75,7 @@ pub fn parse_header(file: &Path, start: &[u8], file_bytes: u64) -> Result<Header
 }
 
 fn refuse(file: &Path, why: String) -> Error {
-    Error::BadFile { file: file.to_owned(), why }
+    Error::BadFile { file: file.to_owned(), why, source: None }
 }
 
 fn measure(start: &[u8], file_bytes: u64) -> Result<u64, String> {

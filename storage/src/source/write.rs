@@ -207,7 +207,7 @@ impl Drop for TensorFileWriter {
 const REMEDY: &str = "check the directory, its permissions and its free space";
 
 fn refuse(path: &Path, why: String) -> Error {
-    Error::BadFile { file: path.to_owned(), why }
+    Error::BadFile { file: path.to_owned(), why, source: None }
 }
 
 fn directory_of(path: &Path) -> &Path {

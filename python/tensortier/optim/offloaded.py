@@ -1,0 +1,396 @@
+"""What an optimizer of torch needs to have its state in a store."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+
+from tensortier import _tensortier
+from tensortier.optim import loading
+from tensortier.optim.attach import Attachment, refuse_distributed
+from tensortier.optim.numbers import check_numbers, numbers_of
+from tensortier.optim.params import index_of, names_of, new_params
+from tensortier.optim.report import StepReport
+from tensortier.optim.state import StateView, packed
+from tensortier.optim.tensors import check_gradient, check_parameter, described
+from tensortier.store import Store
+
+#: Tells apart the optimizers of one store.
+_numbers = itertools.count()
+
+_STATES = {"auto": None, "fp32": "fp32", "split": "split"}
+_NON_FINITE = ("apply", "skip", "raise")
+
+
+class Offloaded(torch.optim.Optimizer):
+    """An optimizer whose state lives in a store; :class:`tensortier.Adam` says what the arguments are."""
+
+    #: GradScaler leaves it to the step to unscale and to skip.
+    _step_supports_amp_scaling = True
+    #: Whether weight decay is decoupled whatever a group says.
+    _decoupled = False
+
+    def __init__(
+        self,
+        params: Any,
+        defaults: dict[str, Any],
+        *,
+        store: Store | None,
+        host_memory: int | str | None,
+        paths: Any,
+        state: str,
+        non_finite: str,
+    ) -> None:
+        if state not in _STATES:
+            raise ValueError(f'state is {state!r}; use "auto", "fp32" or "split"')
+        if non_finite not in _NON_FINITE:
+            raise ValueError(f'non_finite is {non_finite!r}; use "apply", "skip" or "raise"')
+        own = host_memory is not None or paths is not None
+        if own == (store is not None) or own and (host_memory is None or paths is None):
+            raise TypeError("give either store=, or both host_memory= and paths=")
+        self.non_finite = non_finite
+        #: The report of the last step, if there was one.
+        self.last_step: StepReport | None = None
+        self._precision = _STATES[state]
+        self._store = store
+        self._own_store = (host_memory, paths) if own else None
+        self._native: Any = None
+        self._closed = False
+        self._attachment: Attachment | None = None
+        check_numbers(defaults)
+        super().__init__(params, defaults)
+        self.state = StateView(self)
+
+    # Parameters and their groups.
+
+    def _params(self) -> Iterator[Tensor]:
+        for group in self.param_groups:
+            yield from group["params"]
+
+    def _name(self, index: int) -> str:
+        return names_of(self.param_groups)[index]
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group of parameters, at any time between two steps."""
+        super().add_param_group(param_group)
+        first = sum(len(group["params"]) for group in self.param_groups[:-1])
+        group = self.param_groups[-1]
+        try:
+            if self._decoupled:
+                group["decoupled_weight_decay"] = True
+            check_numbers(group)
+            if len({id(param) for param in group["params"]}) != len(group["params"]):
+                raise ValueError("a parameter is listed more than once; list it once")
+            new = new_params([group], first)
+            if self._native is not None:
+                self._native.add_group(numbers_of(group), new)
+        except BaseException:
+            self.param_groups.pop()
+            raise
+        if self._attachment is not None:
+            self._attachment.add(first, group["params"])
+
+    # The native side.
+
+    def _open(self) -> Any:
+        """Returns the native optimizer, opened at its first need."""
+        if self._native is None:
+            self._native = self._opened(self.param_groups)
+        return self._native
+
+    def _opened(self, groups: Sequence[Mapping[str, Any]]) -> Any:
+        if self._closed:
+            raise ValueError("the optimizer is closed, and its state is gone; nothing was done")
+        new = new_params(groups)
+        if self._store is None and self._own_store is not None:
+            host_memory, paths = self._own_store
+            self._store = Store(host_memory=host_memory, paths=paths)
+        native = _tensortier.Optimizer(
+            self._store._native,
+            f"optimizer-{os.getpid()}-{next(_numbers)}",
+            new,
+            [numbers_of(group) for group in groups],
+            precision=self._precision,
+            host_memory=None,
+            threads=torch.get_num_threads(),
+        )
+        if self._attachment is not None:
+            self._attachment.open(native)
+        return native
+
+    def _weights(self) -> list[Any]:
+        """Returns where all weights lie."""
+        for param, name in zip(self._params(), names_of(self.param_groups)):
+            check_parameter(param, name)
+        return [described(param) for param in self._params()]
+
+    def close(self) -> None:
+        """Ends the optimizer, and the store that it has for itself. The state goes: save it before."""
+        self.detach()
+        self._closed = True
+        if self._native is not None:
+            self._native.close()
+            self._native = None
+        if self._own_store is not None and self._store is not None:
+            self._store.close()
+            self._store = None
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Steps.
+
+    @torch._disable_dynamo
+    @torch.no_grad()
+    def step(
+        self, closure: Callable[[], Any] | None = None, *, max_norm: float | None = None
+    ) -> Any:
+        """Makes one step, or the rest of one that was interrupted.
+
+        Args:
+            closure: Evaluates the model again and returns the loss, which is returned.
+            max_norm: Clips the gradients of all parameters together to this norm, as
+                ``torch.nn.utils.clip_grad_norm_`` does, without changing them.
+
+        Raises:
+            StepInterrupted: It stopped on its way, for an error or for Ctrl-C. Nothing is lost: the
+                next call with the same gradients does the rest, with the same bits.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        scale = getattr(self, "grad_scale", None)
+        found_inf = getattr(self, "found_inf", None)
+        if found_inf is not None and bool(found_inf):
+            return loss
+        params, active, alive = self._hand_over()
+        if not active and self._native is None:
+            return loss
+        native = self._open()
+        if len(params) != len(native.updates()):
+            raise RuntimeError("parameters joined or left a group; use add_param_group")
+        try:
+            told = native.step(
+                params,
+                [numbers_of(group) for group in self.param_groups],
+                max_norm=max_norm,
+                loss_scale=1.0 if scale is None else float(scale),
+                non_finite=self.non_finite,
+            )
+        except (_tensortier.StepInterrupted, KeyboardInterrupt):
+            increment_version(active)
+            raise
+        finally:
+            del alive
+        self.last_step = StepReport(**told)
+        if self.last_step.applied:
+            # Else a graph that needs the old weights would go backward silently wrong.
+            increment_version(active)
+        return loss
+
+    def _hand_over(self) -> tuple[list[Any], list[Tensor], list[Tensor]]:
+        """Returns what the step is handed, whose weights it changes, and what has to live meanwhile."""
+        taken = [] if self._native is None else self._native.accumulated()
+        stored = itertools.chain(taken, itertools.repeat(False))
+        rows: list[Any] = []
+        active, alive = [], []
+        names = names_of(self.param_groups)
+        for param, name, before in zip(self._params(), names, stored):
+            gradient: Any = True if before else None
+            if param.grad is not None:
+                if before:
+                    raise RuntimeError(
+                        f"a gradient of {name} was handed over during the backward pass, and there "
+                        "is another one in .grad; call zero_grad() and begin anew"
+                    )
+                given = check_gradient(param, param.grad, name)
+                alive.append(given)
+                gradient = described(given)
+            if gradient is not None:
+                check_parameter(param, name)
+                active.append(param)
+                rows.append((described(param), gradient))
+            else:
+                rows.append(((0, "F32", (0,), None), None))
+        return rows, active, alive
+
+    @torch._disable_dynamo
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Resets the gradients, those too that were handed over during the backward pass."""
+        super().zero_grad(set_to_none)
+        if self._native is not None and any(self._native.accumulated()):
+            self._native.clear_gradients()
+
+    def attach(self, *, accumulate: str = "same", in_store: bool = False) -> None:
+        """Takes gradients during the backward pass, as soon as they are made, and free ``.grad``.
+
+        Args:
+            accumulate: In which type they are summed over micro-batches: ``"same"`` is the gradients'
+                own (float32 if the parameters are of several), ``"fp32"`` float32.
+            in_store: Keep them in what memory of the store the state leaves and on its paths, instead
+                of in memory of their own.
+        """
+        if self._attachment is not None:
+            raise RuntimeError("attach() was called already; call detach() first")
+        refuse_distributed()
+        for param, name in zip(self._params(), names_of(self.param_groups)):
+            if param.grad is not None:
+                raise RuntimeError(f"{name} has a gradient already; call zero_grad() first")
+        attachment = Attachment(self, accumulate, in_store)
+        if self._native is not None:
+            attachment.open(self._native)
+        attachment.add(0, list(self._params()))
+        self._attachment = attachment
+
+    def detach(self) -> None:
+        """Takes gradients from ``.grad`` again. What was handed over already counts in the next step."""
+        if self._attachment is not None:
+            self._attachment.remove()
+            self._attachment = None
+
+    def refresh_masters(self, names: Iterable[str | Tensor] | None = None) -> None:
+        """Takes weights as they are for their masters, after they were changed outside of a step.
+
+        Args:
+            names: The names of the parameters, or the parameters; all of them if left out.
+        """
+        params, known = list(self._params()), names_of(self.param_groups)
+        if names is None:
+            chosen = list(range(len(params)))
+        else:
+            chosen = [index_of(name, params, known) for name in names]
+        if self._native is not None:
+            self._native.refresh_masters(chosen)
+
+    # State.
+
+    @torch._disable_dynamo
+    def state_dict(self, *, lazy: bool = False) -> dict[str, Any]:
+        """Returns the state in torch's layout.
+
+        It has one key more for weights with a master: ``master_param``.
+
+        Args:
+            lazy: Have each parameter's state as a mapping that reads a tensor from the store on
+                access, instead of all tensors in memory. It shows the state of the moment of access.
+        """
+        for before in self._optimizer_state_dict_pre_hooks.values():
+            before(self)
+        saved = packed(self, lazy)
+        for after in self._optimizer_state_dict_post_hooks.values():
+            replaced = after(self, saved)
+            saved = saved if replaced is None else replaced
+        return saved
+
+    @torch._disable_dynamo
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Takes a state of torch's layout, from this optimizer or from torch's.
+
+        Weights become their ``master_param``, rounded, where there is one; else they stay, and are
+        the masters of the next step. Until it is done the old state stays in the store too.
+
+        Raises:
+            KeyError: Something is missing. Nothing was changed.
+            ValueError: Something does not fit. Nothing was changed.
+            HalfLoaded: Reading or the store failed on the way.
+        """
+        saved = dict(state_dict)
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            replaced = before(self, saved)
+            saved = saved if replaced is None else replaced
+        groups, ids = loading.new_groups(self.param_groups, saved["param_groups"])
+        for group in groups:
+            for key, value in self.defaults.items():
+                group.setdefault(key, value)
+            if self._decoupled:
+                group["decoupled_weight_decay"] = True
+            check_numbers(group)
+        entries = loading.check_state(saved["state"], ids, groups)
+        native = None
+        if any(entry is not None for entry in entries):
+            native = self._opened(groups)
+            self._restore(native, entries)
+        self._replace(native)
+        for here, group in zip(self.param_groups, groups):
+            here.clear()
+            here.update(group)
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
+
+    def _restore(self, native: Any, entries: Sequence[Mapping[str, Any] | None]) -> None:
+        updates = [0 if entry is None else int(loading.updates_of(entry)) for entry in entries]
+        masters = [entry is not None and "master_param" in entry for entry in entries]
+        changed = [param for param, master in zip(self._params(), masters) if master]
+        try:
+            native.restore(self._weights(), updates, masters, loading.Reader(entries))
+        except _tensortier.HalfLoaded:
+            self._replace(native)
+            increment_version(changed)
+            raise
+        except BaseException:
+            native.close()
+            raise
+        increment_version(changed)
+
+    def _replace(self, native: Any) -> None:
+        old, self._native = self._native, native
+        if old is not None:
+            old.close()
+
+    @torch.no_grad()
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes weights and state to one safetensors file, streamed within the store's memory.
+
+        The file appears under its name when it is whole and durable.
+        """
+        self._open().export(os.fspath(path), self._weights())
+
+    @torch.no_grad()
+    def load(self, path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> None:
+        """Takes weights, state and hyper-parameters from a file of :meth:`save`.
+
+        It is streamed within the store's memory, and goes on with the same bits. Files that several
+        ranks wrote together are given as a list.
+
+        Raises:
+            OSError: A file cannot be read. Nothing was changed.
+            ValueError: Something in a file is damaged or does not fit. Nothing was changed.
+            HalfLoaded: Reading or the store failed on the way.
+        """
+        files = [path] if isinstance(path, (str, os.PathLike)) else list(path)
+        native, weights = self._open(), self._weights()
+        try:
+            groups = native.import_from([os.fspath(file) for file in files], weights)
+        except _tensortier.HalfLoaded:
+            increment_version(list(self._params()))
+            raise
+        increment_version(list(self._params()))
+        for group, numbers in zip(self.param_groups, groups):
+            _, lr, beta1, beta2, eps, weight_decay, _, maximize = numbers
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(lr)
+            else:
+                group["lr"] = lr
+            group.update(betas=(beta1, beta2), eps=eps, weight_decay=weight_decay)
+            group["maximize"] = maximize
+
+    def explain(self) -> dict[str, Any]:
+        """Returns what lives where: subgroups, bytes of state, memory, instructions, threads."""
+        return self._open().explain()
+
+    def __reduce_ex__(self, _: Any) -> NoReturn:
+        raise TypeError(
+            f"a {type(self).__name__} of tensortier cannot be copied or pickled: its state lives in a "
+            "store. Use state_dict(), or save() and load()"
+        )
