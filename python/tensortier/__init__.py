@@ -15,6 +15,7 @@ from tensortier.view import Pin, View
 
 if TYPE_CHECKING:
     from tensortier.optim import Adam, AdamW, StepReport
+    from tensortier.spill import spill_activations
 
 __all__ = [
     "Adam",
@@ -32,6 +33,7 @@ __all__ = [
     "StepReport",
     "Store",
     "View",
+    "spill_activations",
 ]
 
 
@@ -41,4 +43,8 @@ def __getattr__(name: str) -> Any:
         from tensortier import optim
 
         return getattr(optim, name)
+    if name == "spill_activations":
+        from tensortier import spill
+
+        return spill.spill_activations
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
