@@ -30,6 +30,15 @@ fn written(store: &Store, paths: &[Arc<MemoryPath>], round: u64) -> Vec<f64> {
     count().iter().zip(before).map(|(now, before)| (now - before) as f64).collect()
 }
 
+/// Ends the reader beside the test, also when the test fails.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
 #[test]
 fn new_bytes_follow_the_speeds_and_all_stays_readable_meanwhile() {
     for placement in [Placement::Whole, Placement::Stripe] {
@@ -40,6 +49,7 @@ fn new_bytes_follow_the_speeds_and_all_stays_readable_meanwhile() {
         written(&store, &paths, 0);
         let ends = AtomicBool::new(false);
         std::thread::scope(|scope| {
+            let _over = Over(&ends);
             scope.spawn(|| {
                 let mut random = 1;
                 while !ends.load(Ordering::SeqCst) {
@@ -61,7 +71,6 @@ fn new_bytes_follow_the_speeds_and_all_stays_readable_meanwhile() {
                     assert!((got - due).abs() <= 2.0 * CHUNK as f64, "{placement}: {got} of {due}");
                 }
             }
-            ends.store(true, Ordering::SeqCst);
         });
         for i in 0..5 * 16 {
             assert!(read(&store, &format!("t{i}")).unwrap() == contents(i, CHUNK), "t{i}");

@@ -18,6 +18,10 @@ const GAIN: f64 = 1.05;
 /// Less in flight is kept if it moves no less than this part.
 const LOSS: f64 = 0.98;
 
+/// Less is not tried where all that is in flight is through in this time: nobody waits long for it,
+/// and a few percent of bandwidth are more than a trial on a noisy device can see.
+const SHORT: Duration = Duration::from_millis(10);
+
 /// A window lasts that long at least, longer than the slices of throttles, and until so many times
 /// the depth and so many bytes were moved: one operation more or less must not count.
 const WINDOW: Duration = Duration::from_millis(250);
@@ -46,6 +50,12 @@ struct Seen {
 }
 
 impl Seen {
+    /// Returns how long it took to move what was in flight at a depth of so many bytes.
+    fn seconds_in_flight(&self, depth_bytes: u64) -> f64 {
+        let ways = self.full.iter().filter(|full| **full).count();
+        depth_bytes as f64 * ways as f64 / self.bps
+    }
+
     fn is_like(&self, other: &Seen) -> bool {
         self.full == other.full && (self.reads - other.reads).abs() < SAME_MIX
     }
@@ -170,12 +180,7 @@ impl Depth {
                 self.rest = REST;
                 self.settle(1)
             }
-            (State::Less { from }, Some(_)) => {
-                let rest = self.rest;
-                self.rest = (self.rest * 2).min(LONGEST_REST);
-                self.set(from);
-                self.settle(rest)
-            }
+            (State::Less { from }, Some(_)) => self.keep(from),
             // The load changed meanwhile: the trial says nothing.
             (State::More { from } | State::Less { from }, None) => {
                 self.base = None;
@@ -196,13 +201,21 @@ impl Depth {
 
     /// Tries less than `from`, which is what was seen to move most.
     fn try_less(&mut self, from: u64) -> Option<u64> {
+        let seconds = self.base.map_or(f64::MAX, |base| base.seconds_in_flight(from));
         let less = ((from as f64 / FACTOR) as u64).max(LEAST_BYTES.min(from));
-        if less == from {
-            self.set(from);
-            return self.settle(self.rest);
+        if less == from || seconds <= SHORT.as_secs_f64() {
+            return self.keep(from);
         }
         self.state = State::Less { from };
         self.set(less)
+    }
+
+    /// Nothing is better than `from`: the next round of trials is later than this one was.
+    fn keep(&mut self, from: u64) -> Option<u64> {
+        let rest = self.rest;
+        self.rest = (self.rest * 2).min(LONGEST_REST);
+        self.set(from);
+        self.settle(rest)
     }
 
     fn settle(&mut self, windows: u32) -> Option<u64> {
@@ -307,7 +320,7 @@ mod tests {
                         assert!(got > 0.93 * bps, "{got} {case}");
                         // Both directions together have twice the depth in flight.
                         let usual = depths[depths.len() / 2] as f64 * ways.len() as f64;
-                        let product = product(latency, bps);
+                        let product = product(latency, bps).max(SHORT.as_secs_f64() * bps);
                         assert!(usual < 3.0 * product.max(MIB as f64 * 2.0), "{case}");
                         // It does not go up and down by more than one step.
                         let (low, high) = (depths.iter().min(), depths.iter().max());
