@@ -46,7 +46,7 @@ def parse(description: str, add_arguments: Callable[[argparse.ArgumentParser], N
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("--steps", type=int, default=60, help="how many steps each run makes")
+    parser.add_argument("--steps", type=int, default=40, help="how many steps each run makes")
     parser.add_argument("--paths", nargs="+", metavar="DIR", default=[], help="where the state lives; "
                         "two temporary directories if not said")
     parser.add_argument("--host-memory", default="", help="the memory of the store, such as 48MiB; a "
@@ -75,7 +75,7 @@ def train(args: argparse.Namespace, build: Build) -> None:
     params = [param for param in model.parameters() if param.requires_grad]
     tell(parameters=sum(param.numel() for param in params), before=peak())
     optimizer, update = by_torch(params, args) if args.only == TORCH else by_tensortier(params, args)
-    warm_up = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=args.steps // 4)
+    warm_up = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=max(1, args.steps // 4))
     for step in range(args.steps):
         torch.manual_seed(args.seed + step)
         started = time.perf_counter()
@@ -99,7 +99,7 @@ def by_torch(params: list[Any], args: argparse.Namespace) -> tuple[Any, Callable
     """Returns torch's optimizer, with fp32 copies of weights of another type, and what updates."""
     if args.dtype == "fp32":
         optimizer = torch.optim.AdamW(params, lr=args.lr, fused=True)
-        return optimizer, optimizer.step
+        return optimizer, lambda: optimizer.step()
     masters = [param.detach().float().requires_grad_() for param in params]
     optimizer = torch.optim.AdamW(masters, lr=args.lr, fused=True)
 
@@ -116,7 +116,7 @@ def by_torch(params: list[Any], args: argparse.Namespace) -> tuple[Any, Callable
 
 def by_tensortier(params: list[Any], args: argparse.Namespace) -> tuple[Any, Callable[[], None]]:
     optimizer = tensortier.AdamW(params, lr=args.lr, host_memory=args.host_memory, paths=args.paths)
-    return optimizer, optimizer.step
+    return optimizer, lambda: optimizer.step()
 
 
 def peak() -> int:
