@@ -16,6 +16,7 @@ from tensortier.view import View
 
 if TYPE_CHECKING:
     from tensortier.optim import Adam, AdamW, StepReport
+    from tensortier.spill import spill_activations
 
 __all__ = [
     "Adam",
@@ -33,6 +34,7 @@ __all__ = [
     "StepReport",
     "Store",
     "View",
+    "spill_activations",
 ]
 
 
@@ -42,4 +44,8 @@ def __getattr__(name: str) -> Any:
         from tensortier import optim
 
         return getattr(optim, name)
+    if name == "spill_activations":
+        from tensortier import spill
+
+        return spill.spill_activations
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
