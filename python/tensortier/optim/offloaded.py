@@ -14,6 +14,7 @@ from torch.autograd.graph import increment_version
 from tensortier import _tensortier
 from tensortier.optim import loading
 from tensortier.optim.attach import Attachment, refuse_distributed
+from tensortier.optim.home import Home
 from tensortier.optim.numbers import check_numbers, numbers_of
 from tensortier.optim.params import index_of, names_of, new_params
 from tensortier.optim.report import StepReport
@@ -51,15 +52,11 @@ class Offloaded(torch.optim.Optimizer):
             raise ValueError(f'state is {state!r}; use "auto", "fp32" or "split"')
         if non_finite not in _NON_FINITE:
             raise ValueError(f'non_finite is {non_finite!r}; use "apply", "skip" or "raise"')
-        own = host_memory is not None or paths is not None
-        if own == (store is not None) or own and (host_memory is None or paths is None):
-            raise TypeError("give either store=, or both host_memory= and paths=")
+        self._home = Home(store, host_memory, paths)
         self.non_finite = non_finite
         #: The report of the last step, if there was one.
         self.last_step: StepReport | None = None
         self._precision = _STATES[state]
-        self._store = store
-        self._own_store = (host_memory, paths) if own else None
         self._native: Any = None
         self._closed = False
         self._attachment: Attachment | None = None
@@ -108,16 +105,13 @@ class Offloaded(torch.optim.Optimizer):
         if self._closed:
             raise ValueError("the optimizer is closed, and its state is gone; nothing was done")
         new = new_params(groups)
-        if self._store is None and self._own_store is not None:
-            host_memory, paths = self._own_store
-            self._store = Store(host_memory=host_memory, paths=paths)
         native = _tensortier.Optimizer(
-            self._store._native,
+            self._home.open()._native,
             f"optimizer-{os.getpid()}-{next(_numbers)}",
             new,
             [numbers_of(group) for group in groups],
             precision=self._precision,
-            host_memory=None,
+            host_memory=self._home.host_memory,
             threads=torch.get_num_threads(),
         )
         if self._attachment is not None:
@@ -137,9 +131,7 @@ class Offloaded(torch.optim.Optimizer):
         if self._native is not None:
             self._native.close()
             self._native = None
-        if self._own_store is not None and self._store is not None:
-            self._store.close()
-            self._store = None
+        self._home.close()
 
     def __enter__(self) -> Any:
         return self
