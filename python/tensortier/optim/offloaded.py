@@ -31,7 +31,7 @@ _NON_FINITE = ("apply", "skip", "raise")
 
 
 class Offloaded(torch.optim.Optimizer):
-    """An optimizer whose state lives in a store; :class:`tensortier.Adam` says what the arguments are."""
+    """An optimizer whose state lives in a store; :class:`tensortier.Adam` has the arguments."""
 
     #: GradScaler leaves it to the step to unscale and to skip.
     _step_supports_amp_scaling = True
@@ -76,10 +76,8 @@ class Offloaded(torch.optim.Optimizer):
     def state(self, _: Any) -> None:
         # The constructor of torch's gives an empty one before there are groups.
         if hasattr(self, "param_groups"):
-            raise AttributeError(
-                "the state lives in the store; use load_state_dict() to change it: with an empty state "
-                "the optimizer begins anew"
-            )
+            text = "the state lives in the store; use load_state_dict(), for instance of an empty state"
+            raise AttributeError(text)
 
     # Parameters and their groups.
 
@@ -152,9 +150,7 @@ class Offloaded(torch.optim.Optimizer):
         """Ends the optimizer, and the store that it has for itself. The state goes: save it before."""
         self.detach()
         self._closed = True
-        if self._native is not None:
-            self._native.close()
-            self._native = None
+        self._replace(None)
         self._home.close()
 
     def __enter__(self) -> Any:
@@ -239,6 +235,9 @@ class Offloaded(torch.optim.Optimizer):
     def attach(self, *, accumulate: str = "same", in_store: bool = False) -> None:
         """Takes gradients during the backward pass, as soon as they are made, and free ``.grad``.
 
+        Clip by ``step(max_norm=...)``, and begin anew by ``zero_grad()`` of the optimizer: what else
+        looks at ``.grad`` finds nothing, the model's ``zero_grad()`` too.
+
         Args:
             accumulate: In which type they are summed over micro-batches: ``"same"`` is the gradients'
                 own (float32 if the parameters are of several), ``"fp32"`` float32.
@@ -304,7 +303,8 @@ class Offloaded(torch.optim.Optimizer):
         """Takes a state of torch's layout, from this optimizer or from torch's.
 
         Weights become their ``master_param``, rounded, where there is one; else they stay, and are
-        the masters of the next step. Until it is done the old state stays in the store too.
+        the masters of the next step. Until it is done the old state stays in the store too. Gradients
+        that were handed over before the load are forgotten.
 
         Raises:
             KeyError: Something is missing. Nothing was changed.
@@ -364,7 +364,7 @@ class Offloaded(torch.optim.Optimizer):
         """Takes weights, state and hyper-parameters from a file of :meth:`save`.
 
         It is streamed within the store's memory, and goes on with the same bits. Files that several
-        ranks wrote together are given as a list.
+        ranks wrote together are given as a list. Gradients that were handed over before are forgotten.
 
         Raises:
             OSError: A file cannot be read. Nothing was changed.
