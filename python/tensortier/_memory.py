@@ -42,6 +42,9 @@ def dtype_name(dtype: object) -> str:
     Raises:
         TypeError: The store does not know it.
     """
+    if dtype is None:
+        # numpy takes it for float64.
+        raise TypeError("None is no element type; name it, as in 'float32'")
     if not isinstance(dtype, str):
         if type(dtype).__module__ == "torch":
             dtype = str(dtype).removeprefix("torch.")
@@ -75,6 +78,8 @@ def readable(
         extents = _settings.shape(shape)
     elif name == memory.dtype:
         extents = memory.shape
+    elif memory.nbytes % width:
+        raise ValueError(f"{memory.nbytes} bytes are no whole number of {name}, of {width} each")
     else:
         extents = (memory.nbytes // width,)
     if math.prod(extents) * width != memory.nbytes:
@@ -127,8 +132,10 @@ def _read_only() -> ValueError:
 
 
 def _of_torch(torch: Any, tensor: Any, writable: bool) -> Memory:
-    if tensor.layout is not torch.strided or tensor.is_quantized:
-        raise TypeError("a sparse or quantized tensor; give its dense parts one by one")
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
+        raise TypeError("a sparse, nested or quantized tensor; give its dense parts one by one")
+    if tensor.is_meta:
+        raise TypeError("a tensor on the meta device has no bytes; materialize it first")
     if tensor.device.type != "cpu":
         raise TypeError(f"a tensor on {tensor.device}; copy it to host memory first: tensor.cpu()")
     dtype = dtype_name(tensor.dtype)
@@ -143,6 +150,8 @@ def _of_torch(torch: Any, tensor: Any, writable: bool) -> Memory:
 
 
 def _of_numpy(numpy: Any, value: Any, writable: bool) -> Memory:
+    if isinstance(value, numpy.ma.MaskedArray):
+        raise TypeError("a masked array; give its .data and its .mask, or what .filled() returns")
     array = numpy.asarray(value)
     dtype = dtype_name(array.dtype)
     if writable:

@@ -489,7 +489,7 @@ class Store:
         Raises:
             BatchError: Some failed.
         """
-        keys = [*keys]
+        keys = _keys(keys)
         _settle("prefetch", keys, self._native.prefetch(keys))
 
     def evict_many(self, keys: Iterable[str]) -> None:
@@ -498,12 +498,12 @@ class Store:
         Raises:
             BatchError: Some failed.
         """
-        keys = [*keys]
+        keys = _keys(keys)
         _settle("evict", keys, self._native.evict(keys))
 
     def evict_many_async(self, keys: Iterable[str]) -> Future[None]:
         """As `evict_many`, without waiting; goes on when it is cancelled."""
-        keys = [*keys]
+        keys = _keys(keys)
         return self._later(
             lambda: Call(
                 None,
@@ -518,7 +518,7 @@ class Store:
         Raises:
             BatchError: Some failed.
         """
-        keys = [*keys]
+        keys = _keys(keys)
         outcomes = self._native.delete(keys)
         for key, outcome in zip(keys, outcomes):
             if outcome is None:
@@ -652,7 +652,7 @@ class _Batch:
         self.values: list[Any] = []
         self.pairs: list[tuple[_tensortier.Object, Memory]] = []
         self.missing: dict[str, Exception] = {}
-        for key in dict.fromkeys(keys):
+        for key in dict.fromkeys(_keys(keys)):
             try:
                 found = store._native.find(key)
             except KeyError as error:
@@ -674,6 +674,12 @@ class _Batch:
         missing = [*self.missing]
         keys, values = self.keys + missing, self.values + [None] * len(missing)
         return settle("get", keys, outcomes + [*self.missing.values()], values)
+
+
+def _keys(given: Iterable[str]) -> list[str]:
+    if isinstance(given, str):
+        raise TypeError(f"the keys are {given!r}; give several, as in [{given!r}]")
+    return [*given]
 
 
 def _nothing(_: object) -> None:

@@ -43,7 +43,7 @@ def test_each_verb_has_a_twin_that_answers_later(store):
     store.get_into_many_async(into).result(30)
     assert into == {"a": b"azc", "b": b"b"}
     store.flush_async().result(30)
-    store.evict_many_async("abc").result(30)
+    store.evict_many_async([*"abc"]).result(30)
     assert store.stats()["host"]["in_use"] == 0
 
 

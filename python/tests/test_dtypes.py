@@ -134,6 +134,29 @@ def test_tensors_of_other_types_are_refused(store):
     assert not store.list()
 
 
+def test_tensors_without_bytes_of_their_own_say_what_to_do(store):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    numpy = pytest.importorskip("numpy", reason="numpy is not installed")
+    for value, text in (
+        (torch.zeros(3, device="meta"), "materialize"),
+        (torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "nested"),
+        (torch.zeros(3).to_sparse(), "sparse"),
+        (numpy.ma.array([1.0, 2.0], mask=[False, True]), "masked"),
+    ):
+        for use in (store.put, store.get_into):
+            with pytest.raises(TypeError, match=text):
+                use("a", value)
+    assert not store.list()
+
+
+def test_no_type_is_none(store):
+    pytest.importorskip("numpy", reason="numpy is not installed")
+    with pytest.raises(TypeError, match="None is no element type"):
+        store.create("a", None, (3,))
+    with pytest.raises(ValueError, match="3 bytes are no whole number of float32"):
+        store.put("a", b"abc", dtype="float32")
+
+
 def test_elements_of_the_other_byte_order_arrive_in_ours(store):
     numpy = pytest.importorskip("numpy", reason="numpy is not installed")
     array = numpy.arange(10, dtype=">i4")

@@ -201,6 +201,10 @@ def test_bad_arguments_are_value_errors_or_type_errors(store):
     ):
         with pytest.raises(TypeError):
             call()
+    # Each letter would be a key.
+    for batch in (store.get_many, store.evict_many, store.delete_many, store.prefetch_many):
+        with pytest.raises(TypeError, match=r"give several, as in \['a'\]"):
+            batch("a")
     store.put("b", b"x")
     with pytest.raises(ValueError, match="exists already"):
         store.rename("a", "b")

@@ -102,3 +102,43 @@ def test_gradients_that_are_not_finite_without_a_scaler(tmp_path):
         if policy == "skip":
             assert twins.opt.last_step.non_finite_param == "3"
         twins.opt.close()
+
+
+@pytest.mark.parametrize("unscale", [False, True])
+def test_attached_it_says_what_to_do(unscale, tmp_path):
+    """The scaler sees no gradient, and would end in an assertion of its own."""
+    twins = Twins(tmp_path, lr=1e-2)
+    twins.opt.attach()
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    batch = batches(1)[0]
+    scaler.scale(loss_of(twins.ours, batch)).backward()
+    if unscale:
+        scaler.unscale_(twins.opt)
+    with pytest.raises(RuntimeError, match=r"GradScaler cannot.*detach\(\) and zero_grad\(\)"):
+        scaler.step(twins.opt)
+    twins.opt.detach()
+    with pytest.raises(RuntimeError, match="GradScaler cannot"):
+        scaler.step(twins.opt)
+    scalers = [torch.amp.GradScaler("cpu", init_scale=64.0) for _ in range(2)]
+    scaled_backward(twins, scalers, batch)
+    for (_, opt), scaler in zip(twins.both(), scalers):
+        scaler.step(opt)
+        scaler.update()
+    twins.compare()
+    twins.opt.close()
+
+
+def test_a_step_that_fails_leaves_no_scale_behind(tmp_path):
+    """torch would multiply the next scale with the one that was left."""
+    twins = Twins(tmp_path, lr=1e-2)
+    scalers = [torch.amp.GradScaler("cpu", init_scale=1024.0) for _ in range(2)]
+    scaled_backward(twins, scalers, batches(1)[0])
+    twins.opt.param_groups[0]["lr"] = -1.0
+    with pytest.raises(ValueError, match="lr"):
+        scalers[0].step(twins.opt)
+    twins.opt.param_groups[0]["lr"] = 1e-2
+    for (_, opt), scaler in zip(twins.both(), scalers):
+        scaler.step(opt)
+        scaler.update()
+    twins.compare()
+    twins.opt.close()

@@ -1,6 +1,7 @@
 """state_dict in torch's layout: into torch's optimizer and back, and what is refused unchanged."""
 
 import copy
+import gc
 import pickle
 
 import pytest
@@ -214,6 +215,40 @@ def test_after_close_nothing_is_done(tmp_path):
         twins.opt.step()
     with pytest.raises(ValueError, match="closed"):
         twins.opt.load_state_dict(twins.ref.state_dict())
+    # A checkpoint without state would be written, and nobody would know.
+    for use in (twins.opt.state_dict, lambda: [*twins.opt.state], lambda: len(twins.opt.state)):
+        with pytest.raises(ValueError, match="closed"):
+            use()
+    assert "closed" in repr(twins.opt.state)
+
+
+def test_the_store_goes_with_the_last_reference_to_the_optimizer(tmp_path):
+    twins = trained(tmp_path)
+    twins.opt.zero_grad()
+    twins.opt.attach()
+    twins.step(batches(1)[0])
+    assert list(tmp_path.iterdir())
+    gc.disable()
+    try:
+        twins.opt = None
+        assert not list(tmp_path.iterdir())
+    finally:
+        gc.enable()
+
+
+def test_state_is_changed_by_loading_only(tmp_path):
+    twins = trained(tmp_path)
+    weight = twins.ours[0].weight
+    with pytest.raises(AttributeError, match="load_state_dict"):
+        twins.opt.state = {}
+    with pytest.raises(TypeError, match="load_state_dict"):
+        twins.opt.state[weight] = {}
+    lazy = twins.opt.state_dict(lazy=True)
+    for copied in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="without lazy"):
+            copied(lazy)
+    twins.compare()
+    twins.opt.close()
 
 
 def test_a_load_that_stops_on_its_way_can_be_made_again(tmp_path, monkeypatch):

@@ -18,7 +18,10 @@ class Adam(Offloaded):
 
     Args:
         store: A :class:`tensortier.Store` for the state.
-        host_memory: Instead of a store: the memory of one that the optimizer has for itself.
+        host_memory: The part of the store's memory that this optimizer plans with: bytes, or text
+            such as ``"2GiB"``. Without it that is all of it, so give it to each optimizer of a store
+            that has several, or other objects. Without a store it is the memory of one that the
+            optimizer has for itself.
         paths: Instead of a store: the directories of one that the optimizer has for itself.
         state: ``"auto"`` keeps an fp32 master beside 16-bit weights and takes fp32 weights for their
             own master. ``"fp32"`` keeps an fp32 master beside all weights. ``"split"`` takes bf16

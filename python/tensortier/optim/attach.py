@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -21,6 +21,15 @@ def refuse_distributed() -> None:
             "before they are reduced over the ranks (torch.distributed is initialized). Without "
             "attach(), step() takes the reduced gradients from .grad"
         )
+
+
+def refuse_scaler() -> NoReturn:
+    """Refuses a step of torch's GradScaler, which has seen none of the gradients."""
+    raise RuntimeError(
+        "GradScaler cannot be used with attach(): it looks for gradients that are not finite in .grad, "
+        "which is empty by then. Call detach() and zero_grad(), or train in bfloat16, which needs no "
+        "scaler. Nothing was changed"
+    )
 
 
 class Attachment:
@@ -61,14 +70,15 @@ class Attachment:
             if optimizer is None or param.grad is None or param.numel() == 0:
                 return
             refuse_distributed()
-            name = optimizer._name(index)
+            native, name = optimizer._open(), optimizer._name(index)
+            optimizer._known[index].check(param, name)
             gradient = check_gradient(param, param.grad.detach(), name)
             if gradient.dtype is not self._dtype and self._dtype is not torch.float32:
                 raise ValueError(
                     f"the gradient of {name} is of {gradient.dtype}, and gradients are summed in "
                     f'{self._dtype}; use attach(accumulate="fp32")'
                 )
-            optimizer._open().accumulate(index, described(gradient))
+            native.accumulate(index, described(gradient))
             param.grad = None
 
         return take

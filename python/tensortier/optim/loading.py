@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tensortier.optim.numbers import check_numbers
 from tensortier.optim.state import PLANES, ParamState
 from tensortier.optim.tensors import Described, described
 
@@ -17,9 +18,15 @@ NUMBERS = ("lr", "betas", "eps", "weight_decay")
 
 
 def new_groups(
-    known: Sequence[dict[str, Any]], saved: Sequence[Mapping[str, Any]]
+    known: Sequence[dict[str, Any]],
+    saved: Sequence[Mapping[str, Any]],
+    defaults: Mapping[str, Any],
+    fixed: Mapping[str, Any],
 ) -> tuple[list[dict[str, Any]], list[Any]]:
-    """Returns the saved groups with the parameters that are here, and the saved ids in order."""
+    """Returns the saved groups with the parameters that are here, and the saved ids in order.
+
+    What a group has not is as in `defaults`, and what is in `fixed` is so whatever it has.
+    """
     if len(known) != len(saved):
         raise ValueError("loaded state dict has a different number of parameter groups")
     groups, ids = [], []
@@ -35,9 +42,10 @@ def new_groups(
             raise KeyError(f"group {number} of the loaded state dict has no {', '.join(missing)}")
         ids.extend(group["params"])
         taken = deepcopy({key: value for key, value in group.items() if key != "params"})
-        taken["params"] = here["params"]
+        taken = {**defaults, **taken, **fixed, "params": here["params"]}
         if "param_names" in here:
             taken.setdefault("param_names", here["param_names"])
+        check_numbers(taken)
         groups.append(taken)
     return groups, ids
 

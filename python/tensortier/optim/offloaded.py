@@ -13,12 +13,14 @@ from torch.autograd.graph import increment_version
 
 from tensortier import _tensortier
 from tensortier.optim import loading
-from tensortier.optim.attach import Attachment, refuse_distributed
+from tensortier.optim.attach import Attachment, refuse_distributed, refuse_scaler
+from tensortier.optim.hand_over import hand_over
+from tensortier.optim.home import Home
 from tensortier.optim.numbers import check_numbers, numbers_of
-from tensortier.optim.params import index_of, names_of, new_params
+from tensortier.optim.params import Known, check_known, index_of, known, names_of, new_params
 from tensortier.optim.report import StepReport
 from tensortier.optim.state import StateView, packed
-from tensortier.optim.tensors import check_gradient, check_parameter, described
+from tensortier.optim.tensors import check_parameter, described
 from tensortier.store import Store
 
 #: Tells apart the optimizers of one store.
@@ -29,7 +31,7 @@ _NON_FINITE = ("apply", "skip", "raise")
 
 
 class Offloaded(torch.optim.Optimizer):
-    """An optimizer whose state lives in a store; :class:`tensortier.Adam` says what the arguments are."""
+    """An optimizer whose state lives in a store; :class:`tensortier.Adam` has the arguments."""
 
     #: GradScaler leaves it to the step to unscale and to skip.
     _step_supports_amp_scaling = True
@@ -51,21 +53,31 @@ class Offloaded(torch.optim.Optimizer):
             raise ValueError(f'state is {state!r}; use "auto", "fp32" or "split"')
         if non_finite not in _NON_FINITE:
             raise ValueError(f'non_finite is {non_finite!r}; use "apply", "skip" or "raise"')
-        own = host_memory is not None or paths is not None
-        if own == (store is not None) or own and (host_memory is None or paths is None):
-            raise TypeError("give either store=, or both host_memory= and paths=")
+        self._home = Home(store, host_memory, paths)
         self.non_finite = non_finite
         #: The report of the last step, if there was one.
         self.last_step: StepReport | None = None
         self._precision = _STATES[state]
-        self._store = store
-        self._own_store = (host_memory, paths) if own else None
         self._native: Any = None
+        #: What the native side was told of its parameters.
+        self._known: list[Known] = []
         self._closed = False
         self._attachment: Attachment | None = None
         check_numbers(defaults)
         super().__init__(params, defaults)
-        self.state = StateView(self)
+
+    @property
+    def state(self) -> StateView:  # type: ignore[override]
+        """The state of each parameter that was updated, read from the store on access."""
+        # Not kept: it and the optimizer would hold each other, and with them the store's memory.
+        return StateView(self)
+
+    @state.setter
+    def state(self, _: Any) -> None:
+        # The constructor of torch's gives an empty one before there are groups.
+        if hasattr(self, "param_groups"):
+            text = "the state lives in the store; use load_state_dict(), for instance of an empty state"
+            raise AttributeError(text)
 
     # Parameters and their groups.
 
@@ -90,6 +102,7 @@ class Offloaded(torch.optim.Optimizer):
             new = new_params([group], first)
             if self._native is not None:
                 self._native.add_group(numbers_of(group), new)
+                self._known += known([group])
         except BaseException:
             self.param_groups.pop()
             raise
@@ -101,45 +114,44 @@ class Offloaded(torch.optim.Optimizer):
     def _open(self) -> Any:
         """Returns the native optimizer, opened at its first need."""
         if self._native is None:
-            self._native = self._opened(self.param_groups)
+            self._replace(self._opened(self.param_groups))
         return self._native
 
-    def _opened(self, groups: Sequence[Mapping[str, Any]]) -> Any:
+    def _refuse_closed(self) -> None:
         if self._closed:
             raise ValueError("the optimizer is closed, and its state is gone; nothing was done")
+
+    def _opened(self, groups: Sequence[Mapping[str, Any]]) -> Any:
+        self._refuse_closed()
         new = new_params(groups)
-        if self._store is None and self._own_store is not None:
-            host_memory, paths = self._own_store
-            self._store = Store(host_memory=host_memory, paths=paths)
         native = _tensortier.Optimizer(
-            self._store._native,
+            self._home.open()._native,
             f"optimizer-{os.getpid()}-{next(_numbers)}",
             new,
             [numbers_of(group) for group in groups],
             precision=self._precision,
-            host_memory=None,
+            host_memory=self._home.host_memory,
             threads=torch.get_num_threads(),
         )
         if self._attachment is not None:
             self._attachment.open(native)
         return native
 
-    def _weights(self) -> list[Any]:
-        """Returns where all weights lie."""
-        for param, name in zip(self._params(), names_of(self.param_groups)):
+    def _weights(self, new: bool = False) -> list[Any]:
+        """Returns where all weights lie; unless for `new` state, only those that have it already."""
+        params, names = list(self._params()), names_of(self.param_groups)
+        if not new:
+            check_known(self._known, params, names)
+        for param, name in zip(params, names):
             check_parameter(param, name)
-        return [described(param) for param in self._params()]
+        return [described(param) for param in params]
 
     def close(self) -> None:
         """Ends the optimizer, and the store that it has for itself. The state goes: save it before."""
         self.detach()
         self._closed = True
-        if self._native is not None:
-            self._native.close()
-            self._native = None
-        if self._own_store is not None and self._store is not None:
-            self._store.close()
-            self._store = None
+        self._replace(None)
+        self._home.close()
 
     def __enter__(self) -> Any:
         return self
@@ -169,16 +181,32 @@ class Offloaded(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        try:
+            self._apply(max_norm)
+        except BaseException:
+            # GradScaler leaves them behind then, and multiplies the scale with it the next time.
+            self.__dict__.pop("grad_scale", None)
+            self.__dict__.pop("found_inf", None)
+            raise
+        return loss
+
+    def _apply(self, max_norm: float | None) -> None:
+        """Makes a step with the gradients that are there."""
         scale = getattr(self, "grad_scale", None)
         found_inf = getattr(self, "found_inf", None)
-        if found_inf is not None and bool(found_inf):
-            return loss
-        params, active, alive = self._hand_over()
+        names, taken = names_of(self.param_groups), []
+        if self._native is not None:
+            check_known(self._known, self._params(), names)
+            taken = self._native.accumulated()
+        if found_inf is not None:
+            if self._attachment is not None or any(taken):
+                refuse_scaler()
+            if bool(found_inf):
+                return
+        params, active, alive = hand_over(self._params(), names, taken)
         if not active and self._native is None:
-            return loss
+            return
         native = self._open()
-        if len(params) != len(native.updates()):
-            raise RuntimeError("parameters joined or left a group; use add_param_group")
         try:
             told = native.step(
                 params,
@@ -196,33 +224,6 @@ class Offloaded(torch.optim.Optimizer):
         if self.last_step.applied:
             # Else a graph that needs the old weights would go backward silently wrong.
             increment_version(active)
-        return loss
-
-    def _hand_over(self) -> tuple[list[Any], list[Tensor], list[Tensor]]:
-        """Returns what the step is handed, whose weights it changes, and what has to live meanwhile."""
-        taken = [] if self._native is None else self._native.accumulated()
-        stored = itertools.chain(taken, itertools.repeat(False))
-        rows: list[Any] = []
-        active, alive = [], []
-        names = names_of(self.param_groups)
-        for param, name, before in zip(self._params(), names, stored):
-            gradient: Any = True if before else None
-            if param.grad is not None:
-                if before:
-                    raise RuntimeError(
-                        f"a gradient of {name} was handed over during the backward pass, and there "
-                        "is another one in .grad; call zero_grad() and begin anew"
-                    )
-                given = check_gradient(param, param.grad, name)
-                alive.append(given)
-                gradient = described(given)
-            if gradient is not None:
-                check_parameter(param, name)
-                active.append(param)
-                rows.append((described(param), gradient))
-            else:
-                rows.append(((0, "F32", (0,), None), None))
-        return rows, active, alive
 
     @torch._disable_dynamo
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -233,6 +234,9 @@ class Offloaded(torch.optim.Optimizer):
 
     def attach(self, *, accumulate: str = "same", in_store: bool = False) -> None:
         """Takes gradients during the backward pass, as soon as they are made, and free ``.grad``.
+
+        Clip by ``step(max_norm=...)``, and begin anew by ``zero_grad()`` of the optimizer: what else
+        looks at ``.grad`` finds nothing, the model's ``zero_grad()`` too.
 
         Args:
             accumulate: In which type they are summed over micro-batches: ``"same"`` is the gradients'
@@ -264,11 +268,11 @@ class Offloaded(torch.optim.Optimizer):
         Args:
             names: The names of the parameters, or the parameters; all of them if left out.
         """
-        params, known = list(self._params()), names_of(self.param_groups)
+        params, all_names = list(self._params()), names_of(self.param_groups)
         if names is None:
             chosen = list(range(len(params)))
         else:
-            chosen = [index_of(name, params, known) for name in names]
+            chosen = [index_of(name, params, all_names) for name in names]
         if self._native is not None:
             self._native.refresh_masters(chosen)
 
@@ -284,6 +288,7 @@ class Offloaded(torch.optim.Optimizer):
             lazy: Have each parameter's state as a mapping that reads a tensor from the store on
                 access, instead of all tensors in memory. It shows the state of the moment of access.
         """
+        self._refuse_closed()
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
         saved = packed(self, lazy)
@@ -298,7 +303,8 @@ class Offloaded(torch.optim.Optimizer):
         """Takes a state of torch's layout, from this optimizer or from torch's.
 
         Weights become their ``master_param``, rounded, where there is one; else they stay, and are
-        the masters of the next step. Until it is done the old state stays in the store too.
+        the masters of the next step. Until it is done the old state stays in the store too. Gradients
+        that were handed over before the load are forgotten.
 
         Raises:
             KeyError: Something is missing. Nothing was changed.
@@ -309,13 +315,9 @@ class Offloaded(torch.optim.Optimizer):
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             replaced = before(self, saved)
             saved = saved if replaced is None else replaced
-        groups, ids = loading.new_groups(self.param_groups, saved["param_groups"])
-        for group in groups:
-            for key, value in self.defaults.items():
-                group.setdefault(key, value)
-            if self._decoupled:
-                group["decoupled_weight_decay"] = True
-            check_numbers(group)
+        fixed = {"decoupled_weight_decay": True} if self._decoupled else {}
+        here = self.param_groups
+        groups, ids = loading.new_groups(here, saved["param_groups"], self.defaults, fixed)
         entries = loading.check_state(saved["state"], ids, groups)
         native = None
         if any(entry is not None for entry in entries):
@@ -333,7 +335,7 @@ class Offloaded(torch.optim.Optimizer):
         masters = [entry is not None and "master_param" in entry for entry in entries]
         changed = [param for param, master in zip(self._params(), masters) if master]
         try:
-            native.restore(self._weights(), updates, masters, loading.Reader(entries))
+            native.restore(self._weights(new=True), updates, masters, loading.Reader(entries))
         except _tensortier.HalfLoaded:
             self._replace(native)
             increment_version(changed)
@@ -345,6 +347,7 @@ class Offloaded(torch.optim.Optimizer):
 
     def _replace(self, native: Any) -> None:
         old, self._native = self._native, native
+        self._known = [] if native is None else known(self.param_groups)
         if old is not None:
             old.close()
 
@@ -361,7 +364,7 @@ class Offloaded(torch.optim.Optimizer):
         """Takes weights, state and hyper-parameters from a file of :meth:`save`.
 
         It is streamed within the store's memory, and goes on with the same bits. Files that several
-        ranks wrote together are given as a list.
+        ranks wrote together are given as a list. Gradients that were handed over before are forgotten.
 
         Raises:
             OSError: A file cannot be read. Nothing was changed.

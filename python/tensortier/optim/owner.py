@@ -14,6 +14,9 @@ class Owner(Protocol):
     param_groups: list[dict[str, Any]]
     #: The native optimizer, once it is open.
     _native: Any
+    #: What the native optimizer knows of each parameter.
+    _known: list[Any]
+    _closed: bool
 
     def _params(self) -> Iterator[Tensor]:
         """Returns the parameters of all groups in order."""
@@ -23,3 +26,6 @@ class Owner(Protocol):
 
     def _open(self) -> Any:
         """Returns the native optimizer, opened at its first need."""
+
+    def _refuse_closed(self) -> None:
+        """Raises a ValueError once the optimizer is closed."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -32,6 +33,51 @@ def new_params(
             check_parameter(param, name)
             new.append((name, tuple(param.shape), NAMES[param.dtype], number))
     return new
+
+
+@dataclass(frozen=True)
+class Known:
+    """A parameter as it was when the native side was told of it, by its number."""
+
+    param: Tensor
+    shape: tuple[int, ...]
+    dtype: Any
+
+    def check(self, param: Tensor, name: str) -> None:
+        """Refuses another tensor than this one: its state would be that of this one."""
+        if param is not self.param:
+            raise RuntimeError(
+                f"parameter {name} is another tensor than the one that this optimizer has state of, or "
+                "in another place; make a new optimizer, or load_state_dict() into this one: with an "
+                "empty state it begins anew. Nothing was changed"
+            )
+
+    def check_form(self, name: str) -> None:
+        """Refuses other elements than the state is for."""
+        has = (tuple(self.param.shape), self.param.dtype)
+        if has != (self.shape, self.dtype):
+            raise ValueError(
+                f"parameter {name} has the shape {has[0]} and elements of {has[1]}, and its state is for "
+                f"{self.shape} of {self.dtype}; change a model before its optimizer is made. Nothing was "
+                "changed"
+            )
+
+
+def known(groups: Sequence[Mapping[str, Any]]) -> list[Known]:
+    """Returns the parameters of groups as they are now."""
+    params = [param for group in groups for param in group["params"]]
+    return [Known(param, tuple(param.shape), param.dtype) for param in params]
+
+
+def check_known(known: Sequence[Known], params: Iterable[Tensor], names: Sequence[str]) -> None:
+    """Refuses parameters that are not those that the native side was told of."""
+    params = list(params)
+    if len(params) != len(known):
+        raise RuntimeError("parameters joined or left a group; use add_param_group")
+    for one, param, name in zip(known, params, names):
+        one.check(param, name)
+        if param.grad is not None:
+            one.check_form(name)
 
 
 def index_of(name: str | Tensor, params: Sequence[Tensor], names: Sequence[str]) -> int:

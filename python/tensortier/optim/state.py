@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -43,6 +43,12 @@ class ParamState(Mapping[str, Tensor]):
         # Without reading it.
         return key == "step" or key in self._planes
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "this state reads from the store on access: it is neither copied nor pickled. Use "
+            "state_dict() without lazy, or dict() of it"
+        )
+
     def read(self, key: str, start: int, stop: int) -> Tensor:
         """Returns elements of one key, in row-major order, as a vector."""
         out = torch.empty(stop - start, dtype=torch.float32)
@@ -70,7 +76,11 @@ class StateView(Mapping[Tensor, Mapping[str, Tensor]]):
     def __init__(self, optimizer: Owner) -> None:
         self._optimizer = optimizer
 
+    def __setitem__(self, param: object, value: object) -> NoReturn:
+        raise TypeError("the state lives in the store; use load_state_dict() to change it")
+
     def _updates(self) -> list[int]:
+        self._optimizer._refuse_closed()
         native = self._optimizer._native
         return [] if native is None else native.updates()
 
@@ -96,6 +106,8 @@ class StateView(Mapping[Tensor, Mapping[str, Tensor]]):
         return sum(updates > 0 for updates in self._updates())
 
     def __repr__(self) -> str:
+        if self._optimizer._closed:
+            return "<state of a closed optimizer>"
         return f"<state of {len(self)} parameters, in the store>"
 
 
