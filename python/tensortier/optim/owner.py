@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from tensortier.optim.params import Known
+
 
 class Owner(Protocol):
     """The optimizer whose state, or whose gradients, a part looks after."""
@@ -15,7 +17,7 @@ class Owner(Protocol):
     #: The native optimizer, once it is open.
     _native: Any
     #: What the native optimizer knows of each parameter.
-    _known: list[Any]
+    _known: list[Known]
     _closed: bool
 
     def _params(self) -> Iterator[Tensor]:
