@@ -69,7 +69,7 @@ class spill_activations:
         self._min_bytes = max(1, _settings.size(min_bytes, "min_bytes"))
         self._ahead = store.explain()["host_memory"] // _AHEAD
         self._known: weakref.WeakValueDictionary[Any, _Object] = weakref.WeakValueDictionary()
-        self._order: list[weakref.ref[_Object] | None] = []
+        self._last: Callable[[], _Object | None] = _nobody
         self._hooks: list[Any] = []
         self.objects = self.object_bytes = self.shared = self.kept = self.reads = self.live_bytes = 0
 
@@ -96,6 +96,7 @@ class spill_activations:
         return f"<spill_activations: {', '.join(f'{k}={v}' for k, v in self.stats().items())}>"
 
     def _pack(self, tensor: Tensor) -> _Saved:
+        """Takes what autograd saves; what it gets is held by the graph until that is gone."""
         if not _movable(tensor) or _nbytes(tensor) < self._min_bytes:
             self.kept += 1
             # Not the tensor itself: a node whose result is saved in it would never go.
@@ -106,12 +107,12 @@ class spill_activations:
         storage = tensor.untyped_storage()
         wide = 1 if owner is tensor else _WHOLE
         if storage.nbytes() <= wide * _nbytes(tensor):
-            identity = (id(owner), tensor._version, storage.data_ptr(), storage.nbytes())
-            found = self._object(identity, owner, lambda: _flat(storage, tensor.device))
+            whole = (id(owner), tensor._version, storage.data_ptr(), storage.nbytes())
+            found = self._object(whole, owner, lambda: _flat(storage, tensor.device))
             return _Spilled(found, _Layout.of(tensor))
-        identity = (id(owner), tensor._version, _Layout.of(tensor))
+        part = (id(owner), tensor._version, _Layout.of(tensor))
         dense, layout = _closed(tensor)
-        found = self._object(identity, owner, dense)
+        found = self._object(part, owner, dense)
         return _Spilled(found, layout)
 
     def _object(self, identity: Any, owner: Tensor, contents: Callable[[], Tensor]) -> _Object:
@@ -119,36 +120,39 @@ class spill_activations:
         found = self._known.get(identity)
         if found is not None and found.owner() is owner:
             self.shared += 1
-            self._order[found.place] = None
+            self._take_out(found)
         else:
             found = _Object(self, owner, contents())
             self._known[identity] = found
-        found.place = len(self._order)
-        self._order.append(weakref.ref(found))
+        last = self._last()
+        found.before, found.after = _reference(last), _nobody
+        self._last = weakref.ref(found)
+        if last is not None:
+            last.after = self._last
         return found
+
+    def _take_out(self, one: _Object) -> None:
+        """Takes an object out of the order. If another thread does the same beside it, something may not
+        be read ahead."""
+        before, after = one.before(), one.after()
+        if before is not None:
+            before.after = _reference(after)
+        if after is not None:
+            after.before = _reference(before)
+        elif self._last() in (one, None):
+            self._last = _reference(before)
 
     def _next(self, last: _Object) -> list[str]:
         """Returns the keys of what is wanted after an object, as much as is to be read ahead."""
         keys, room = [], self._ahead
-        for place in range(last.place - 1, -1, -1):
-            one = self._order[place]
-            found = None if one is None else one()
-            if found is None:
-                continue
-            room -= found.nbytes
-            if room < 0:
-                break
-            if not found.wanted:
-                found.wanted = True
-                keys.append(found.key)
+        one = last.before()
+        while one is not None and one.nbytes <= room:
+            room -= one.nbytes
+            if not one.wanted:
+                one.wanted = True
+                keys.append(one.key)
+            one = one.before()
         return keys
-
-    def _gone(self, gone: _Object) -> None:
-        """Forgets an object whose last holder went."""
-        self.live_bytes -= gone.nbytes
-        self._order[gone.place] = None
-        while self._order and self._order[-1] is None:
-            self._order.pop()
 
 
 class _Object:
@@ -157,7 +161,10 @@ class _Object:
     def __init__(self, spill: spill_activations, owner: Tensor, contents: Tensor) -> None:
         self.key = f"activation-{os.getpid()}-{next(_numbers)}"
         self.nbytes = contents.numel()
-        self.place = -1
+        #: What was saved last before this, and first after it, of what is still there.
+        self.before: Callable[[], _Object | None] = _nobody
+        self.after: Callable[[], _Object | None] = _nobody
+        self._stored = False
         #: Whether it was read ahead already.
         self.wanted = False
         self._spill, self._device = spill, contents.device
@@ -166,6 +173,7 @@ class _Object:
         self._restored: StorageWeakRef | None = None
         # Waits for memory, not for the paths; and the tensor may be changed as soon as it is back.
         spill._store.put(self.key, contents.cpu())
+        self._stored = True
         spill.objects += 1
         spill.object_bytes += self.nbytes
         spill.live_bytes += self.nbytes
@@ -183,13 +191,14 @@ class _Object:
         flat = spill._store.get(self.key, framework="torch").to(self._device)
         spill.reads += 1
         self.wanted = False
-        self._restored = StorageWeakRef(flat.untyped_storage())
+        self._restored = StorageWeakRef(flat.untyped_storage())  # type: ignore[no-untyped-call]
         return flat.untyped_storage()
 
     def __del__(self) -> None:
-        if self.place < 0:
+        if not self._stored:
             return
-        self._spill._gone(self)
+        self._spill.live_bytes -= self.nbytes
+        self._spill._take_out(self)
         # Nobody is here to be told; closing the store removes it in any case.
         with contextlib.suppress(Exception):
             self._spill._store.delete(self.key)
@@ -243,6 +252,15 @@ class _Spilled:
 
 
 _Saved = Union[_Kept, _Spilled]
+
+
+def _nobody() -> _Object | None:
+    """Stands for a reference to no object."""
+    return None
+
+
+def _reference(one: _Object | None) -> Callable[[], _Object | None]:
+    return _nobody if one is None else weakref.ref(one)
 
 
 def _unpack(saved: _Saved) -> Tensor:

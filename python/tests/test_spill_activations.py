@@ -1,6 +1,7 @@
 """Activations in a store: the same gradients, whatever is saved and however the graph is used."""
 
 import threading
+import weakref
 
 import pytest
 
@@ -228,6 +229,23 @@ def test_memory_that_is_used_anew_is_not_taken_for_what_was_there(store):
     assert torch.equal(weight.grad, expected) and spill.objects == 20
 
 
+def test_small_parts_of_one_tensor_are_objects_of_their_own(store):
+    x = torch.randn(16, 16 * KIB, requires_grad=True) * 1.0
+    told, one = [], torch.zeros(1, requires_grad=True)
+    with tensortier.spill_activations(store) as spill:
+        y = Save.apply(Save.apply(one, x[1], told), x[5], told)
+    y.backward()
+    assert spill.objects == 2 and torch.equal(told[0], x[5]) and torch.equal(told[1], x[1])
+
+
+def test_a_small_result_that_its_own_node_has_saved_goes(store):
+    with tensortier.spill_activations(store):
+        result = torch.ones(4, requires_grad=True).exp()
+    gone = weakref.ref(result)
+    del result
+    assert gone() is None
+
+
 def test_parameters_leaves_and_small_tensors_are_saved_as_ever(store):
     layer = torch.nn.Linear(256, 256)
     frozen = torch.nn.Linear(256, 256).requires_grad_(False)
@@ -402,6 +420,22 @@ def test_what_was_saved_before_is_on_its_way(tmp_path):
         assert store.ahead[0] == backwards[:9]
         assert store.ahead[1] == backwards[1:2] + backwards[9:10]
         assert store.ahead[-1] == backwards[-1:]
+
+
+def test_the_order_of_what_is_left_stays_when_others_go(tmp_path):
+    x = torch.randn(256, 256, requires_grad=True)
+    with Watched("8MiB", tmp_path, chunk_size="1MiB") as store:
+        with tensortier.spill_activations(store):
+            hidden = [x * 1.0 for _ in range(8)]
+            losses = [one.square().sum() for one in hidden]
+            # Once more, so that it is wanted first.
+            losses[2] = losses[2] + hidden[2].sin().sum()
+        for gone in (0, 4, 5, 7):
+            losses[gone] = None
+        kept = [store.put_keys[at] for at in (2, 6, 3, 1)]
+        sum(loss for loss in losses if loss is not None).backward()
+        assert store.ahead[0] == kept
+        assert set(store.got) == set(kept) and store.list() == []
 
 
 def test_threads_have_their_own(open_store):
