@@ -4,6 +4,7 @@ Importing this imports neither torch nor numpy; `Adam` and `AdamW` import torch 
 asked for.
 """
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from tensortier._settings import Path
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from tensortier.spill import spill_activations
 
 __all__ = [
-    "Adam",
-    "AdamW",
     "BatchError",
     "ClosedError",
     "CorruptError",
@@ -31,15 +30,15 @@ __all__ = [
     "Pin",
     "Stat",
     "StepInterrupted",
-    "StepReport",
     "Store",
     "View",
-    "spill_activations",
 ]
+# What needs torch is loaded at its first use, and is no part of `import *` where there is none.
+if find_spec("torch") is not None:
+    __all__ += ["Adam", "AdamW", "StepReport", "spill_activations"]
 
 
 def __getattr__(name: str) -> Any:
-    # These need torch, and whoever has no torch has use for the rest.
     if name in ("Adam", "AdamW", "StepReport"):
         from tensortier import optim
 
@@ -49,3 +48,7 @@ def __getattr__(name: str) -> Any:
 
         return spill.spill_activations
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

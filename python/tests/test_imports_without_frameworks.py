@@ -58,6 +58,19 @@ def test_an_import_loads_no_framework(run_python):
     assert ended.code == 0, ended
 
 
+def test_everything_is_imported_that_can_be(run_python):
+    ended = run_python(
+        BLOCKED
+        + """
+from tensortier import *
+import tensortier
+assert Store is tensortier.Store and "AdamW" not in globals()
+print("done")
+"""
+    )
+    assert ended.code == 0 and ended.out == "done\n", ended
+
+
 def test_the_library_needs_nothing_that_a_plain_system_lacks(run_python):
     ended = run_python(
         """
