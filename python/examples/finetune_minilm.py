@@ -138,7 +138,7 @@ def build(args: argparse.Namespace) -> tuple[nn.Module, Callable[[int], Tensor]]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", type=pathlib.Path, default=MODEL, help="model.safetensors, beside vocab.txt")
     parser.add_argument("--batch", type=int, default=16, help="how many pairs of sentences in a step")
-    parser.add_argument("--lr", type=float, default=5e-5)
+    parser.add_argument("--lr", type=float, default=5e-5, help="learning rate")
 
 
 

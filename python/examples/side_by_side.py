@@ -41,11 +41,16 @@ def main(description: str, build: Build, add_arguments: Callable[[argparse.Argum
         compare(args)
 
 
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Tells the default of what has one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return super()._get_help_string(action) if action.default else action.help
+
+
 def parse(description: str, add_arguments: Callable[[argparse.ArgumentParser], None]) -> argparse.Namespace:
     cores = len(os.sched_getaffinity(0))
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=description, formatter_class=HelpFormatter)
     parser.add_argument("--steps", type=int, default=40, help="how many steps each run makes")
     parser.add_argument("--paths", nargs="+", metavar="DIR", default=[], help="where the state lives; "
                         "two temporary directories if not said")
@@ -53,10 +58,11 @@ def parse(description: str, add_arguments: Callable[[argparse.ArgumentParser], N
                         "quarter of the state if not said")
     parser.add_argument("--dtype", choices=DTYPES, default="fp32", help="the type of the weights; beside "
                         "bf16 both runs keep a master copy in fp32")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=1, help="what weights and batches follow from")
     # A power of two: torch cuts a tensor at its threads, and rounds the end of a cut otherwise if that
     # is no whole vector.
-    parser.add_argument("--threads", type=int, default=1 << (min(cores, 16).bit_length() - 1))
+    parser.add_argument("--threads", type=int, default=1 << (min(cores, 16).bit_length() - 1),
+                        help="threads that compute")
     parser.add_argument("--plot", metavar="FILE", default="", help="write the loss curves here, as PNG")
     parser.add_argument("--only", choices=(TORCH, OURS), help=argparse.SUPPRESS)
     add_arguments(parser)

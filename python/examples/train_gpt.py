@@ -73,12 +73,12 @@ def build(args: argparse.Namespace) -> tuple[nn.Module, Callable[[int], Tensor]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--layers", type=int, default=6, help="how many blocks")
     parser.add_argument("--width", type=int, default=512, help="a multiple of 64 and of the heads")
-    parser.add_argument("--heads", type=int, default=8)
+    parser.add_argument("--heads", type=int, default=8, help="of attention, in each block")
     parser.add_argument("--context", type=int, default=64, help="how many bytes it looks back")
     parser.add_argument("--batch", type=int, default=8, help="how many pieces of text in a step")
-    parser.add_argument("--lr", type=float, default=6e-4)
+    parser.add_argument("--lr", type=float, default=6e-4, help="learning rate")
 
 
 if __name__ == "__main__":
