@@ -12,7 +12,8 @@ from tensortier._tensortier import HalfLoaded, StepInterrupted
 from tensortier.errors import BatchError, ClosedError, CorruptError
 from tensortier.futures import Future
 from tensortier.pin import Pin
-from tensortier.store import Explanation, Stat, Store
+from tensortier.store import Store
+from tensortier.told import Explanation, Stat
 from tensortier.view import View
 
 if TYPE_CHECKING:

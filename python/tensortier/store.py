@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import atexit
 import os
-import time
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, SupportsIndex, TypeVar, Union
 
-from tensortier import _frameworks, _memory, _settings, _tensortier, futures
+from tensortier import _frameworks, _memory, _settings, _tensortier, futures, process_end
 from tensortier._memory import Memory
 from tensortier._settings import Path, Size
 from tensortier.errors import settle
 from tensortier.futures import Call, Future
 from tensortier.pin import Pin
+from tensortier.told import Explanation, Stat
 from tensortier.view import View
 
 S = TypeVar("S", bound="Store")
@@ -27,39 +24,6 @@ Paths = Union[OnePath, Iterable[OnePath]]
 Shape = Iterable[SupportsIndex]
 Outcomes = list[Union[Exception, None]]
 """What went wrong with each item of a batch, or None."""
-
-_AT_EXIT = 3.0
-"""How many seconds the stores that are still open take at most when the process ends."""
-
-
-@dataclass(frozen=True)
-class Stat:
-    """What is known of an object at one moment."""
-
-    key: str
-    dtype: str
-    shape: tuple[int, ...]
-    nbytes: int
-    chunk_size: int
-    chunks: int
-    host_bytes: int
-    """How many of its bytes are in memory."""
-    stored_bytes: int
-    """How many have their newest version on a path."""
-    reproducible: bool
-    dropped_bytes: int
-    """How many were dropped, as is agreed for a reproducible object."""
-
-
-class Explanation(dict[str, Any]):
-    """What a store chose, for each path and why: a dict, and text for people by `str()`."""
-
-    def __init__(self, text: str, known: dict[str, Any]) -> None:
-        super().__init__(known)
-        self._text = text
-
-    def __str__(self) -> str:
-        return self._text
 
 
 class Store:
@@ -119,7 +83,7 @@ class Store:
         self._native = _tensortier.Store(settings)
         # Whose tensors were put, where the store would not return the same by itself.
         self._put_by: dict[str, str] = {}
-        _open.add(self)
+        process_end.opened(self)
 
     # One object
 
@@ -543,7 +507,7 @@ class Store:
             TimeoutError: A path did not answer in time; the text says what stays behind.
         """
         self._native.close(float(timeout))
-        _open.discard(self)
+        process_end.closed(self)
 
     def __enter__(self: S) -> S:
         return self
@@ -633,12 +597,7 @@ class Store:
     def _filled(self, into: Mapping[str, object], outcomes: Outcomes) -> None:
         """Ends a batch of `get_into`; reads once more what was replaced meanwhile."""
         for at, (key, value) in enumerate(into.items()):
-            if futures.replaced(outcomes[at]):
-                try:
-                    self.get_into(key, value)
-                    outcomes[at] = None
-                except Exception as error:
-                    outcomes[at] = error
+            _once_more(outcomes, at, lambda: self.get_into(key, value))
             _frameworks.written(value)
         _settle("get", [*into], outcomes)
 
@@ -665,15 +624,24 @@ class _Batch:
 
     def settle(self, outcomes: Outcomes) -> dict[str, Any]:
         for at, key in enumerate(self.keys):
-            if futures.replaced(outcomes[at]):
-                try:
-                    self.values[at] = self._store.get(key, framework=self._framework)
-                    outcomes[at] = None
-                except Exception as error:
-                    outcomes[at] = error
+            read = _once_more(outcomes, at, lambda: self._store.get(key, framework=self._framework))
+            self.values[at] = self.values[at] if read is None else read
         missing = [*self.missing]
         keys, values = self.keys + missing, self.values + [None] * len(missing)
         return settle("get", keys, outcomes + [*self.missing.values()], values)
+
+
+def _once_more(outcomes: Outcomes, at: int, read: Callable[[], T]) -> T | None:
+    """Reads an item of a batch again if its object was replaced before it was read."""
+    if not futures.replaced(outcomes[at]):
+        return None
+    try:
+        value = read()
+    except Exception as error:
+        outcomes[at] = error
+        return None
+    outcomes[at] = None
+    return value
 
 
 def _keys(given: Iterable[str]) -> list[str]:
@@ -702,28 +670,3 @@ def _one(outcomes: Outcomes) -> None:
 
 def _settle(verb: str, keys: list[str], outcomes: Outcomes) -> None:
     settle(verb, keys, outcomes, [None] * len(keys))
-
-
-_open: weakref.WeakSet[Store] = weakref.WeakSet()
-
-
-def _forget_parent() -> None:
-    """The stores of a parent are not a forked child's to close."""
-    global _open
-    _open = weakref.WeakSet()
-
-
-def _end() -> None:
-    """Closes what is still open when the process ends, and the thread that tells results."""
-    until = time.monotonic() + _AT_EXIT
-    for store in [*_open]:
-        try:
-            store.close(max(0.1, until - time.monotonic()))
-        except Exception:
-            # The process is ending; what stays behind is listed by `tensortier ls`.
-            pass
-    futures.stop(1.0)
-
-
-os.register_at_fork(after_in_child=_forget_parent)
-atexit.register(_end)
