@@ -131,6 +131,7 @@ pub(crate) struct StepReport {
     pub(crate) hits: Moved,
     /// In the order of the plan's paths.
     pub(crate) paths: Vec<PathMoved>,
+    pub(crate) looking_seconds: f64,
     pub(crate) waiting_on_reads_seconds: f64,
     pub(crate) computing_seconds: f64,
     pub(crate) waiting_on_writes_seconds: f64,
@@ -165,7 +166,7 @@ pub(crate) struct Summary {
 /// What no program could beat on this machine, and how near this run came.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Limit {
-    /// What all paths carried, both ways together, when they were measured beside the run.
+    /// What all paths carried, both ways together, in the mean of measurements after each step.
     pub(crate) bytes_per_second: f64,
     /// The bytes of a step over that.
     pub(crate) seconds_per_step: f64,

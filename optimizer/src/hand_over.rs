@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use twox_hash::XxHash3_64;
+use tensortier_storage::codec::checksum;
 
 use crate::error::{Error, Result};
 use crate::optimizer::Optimizer;
@@ -199,7 +199,7 @@ impl Optimizer {
 }
 
 fn hash_block(block: &[u16]) -> u64 {
-    XxHash3_64::oneshot(bytemuck::cast_slice(block))
+    checksum(bytemuck::cast_slice(block))
 }
 
 impl Place {

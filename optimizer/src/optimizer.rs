@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 
 use tensortier_storage::arena::GRANULE;
+use tensortier_storage::codec::checksum;
 use tensortier_storage::dtype::DType;
 use tensortier_storage::store::{ObjectRef, Schedule, Store, WriteLease};
-use twox_hash::XxHash3_64;
 
 use crate::accumulators::Accumulators;
 use crate::error::{Error, Result};
@@ -312,7 +312,7 @@ impl Progress {
             updates: 0,
             fresh: true,
             hashes: vec![0; blocks as usize],
-            identity: XxHash3_64::oneshot(param.name.as_bytes()),
+            identity: checksum(param.name.as_bytes()),
         }
     }
 }

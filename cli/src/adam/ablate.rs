@@ -2,7 +2,7 @@
 //! mechanism added after the other.
 
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use indicatif::ProgressBar;
 use tensortier::optimizer::{
@@ -12,17 +12,15 @@ use tensortier::optimizer::{
 use tensortier::storage::arena::granules_up;
 use tensortier::storage::dtype::DType;
 use tensortier::storage::path::Path;
-use tensortier::storage::store::{Stats, Store};
+use tensortier::storage::store::Store;
 
+use super::limit::{Achieved, Yardstick, moved};
 use super::model::{Description, HandedOver, Model, dtype};
 use super::run::{CLOSE_GRACE, failed_step, note, options, print, say, stop_on_signals};
 use super::{places, progress};
 use crate::args::AdamArgs;
 use crate::report::{Ablation, AblationRow, ablation_text};
 use crate::{Failure, Outcome};
-
-/// How long the paths are measured beside each row.
-const MEASURE: Duration = Duration::from_secs(1);
 
 /// Subgroups' gradients that find room in memory while they are written: one taken, one leaving.
 const GRADIENTS_IN_MEMORY: u64 = 3;
@@ -165,13 +163,11 @@ impl<'a> Run<'a> {
         bar: &ProgressBar,
         stopped: impl Fn() -> bool,
     ) -> Result<Option<AblationRow>, Failure> {
-        let (mut seconds, mut before) = (0.0, None);
+        let (mut seconds, mut read, mut written) = (0.0, 0, 0);
+        let mut yardstick = Yardstick::default();
         for step in 1..=self.args.steps {
             model.make_gradients(self.args.seed, step, self.optimizer.threads());
-            if step == 2 {
-                before = Some(self.store.stats());
-            }
-            let begin = Instant::now();
+            let (before, begin) = (self.store.stats(), Instant::now());
             match self.step(model, &stopped) {
                 Ok(()) => {}
                 Err(Error::Interrupted { cause: None, .. }) => return Ok(None),
@@ -180,21 +176,22 @@ impl<'a> Run<'a> {
                     return Err(failed_step(error));
                 }
             }
+            let elapsed = begin.elapsed();
             if stopped() {
                 return Ok(None);
             }
             if step > 1 {
-                seconds += begin.elapsed().as_secs_f64();
+                let moved = moved(&before, &self.store.stats());
+                (read, written) = (read + moved.0, written + moved.1);
+                seconds += elapsed.as_secs_f64();
             }
+            yardstick.measure(&self.store, elapsed)?;
             bar.inc(self.elements);
         }
-        let after = self.store.stats();
         let counted = (self.args.steps - 1) as f64;
-        let (read, written) = moved(before.as_ref().unwrap_or(&after), &after);
-        let rates = self.store.measure_paths(MEASURE)?;
-        let carried: f64 = rates.iter().map(|rate| rate.read_bps + rate.write_bps).sum();
         let seconds = seconds / counted;
         let (read_bytes, written_bytes) = (read as f64 / counted, written as f64 / counted);
+        let bytes = read_bytes + written_bytes;
         drop(self.optimizer);
         self.store.close(CLOSE_GRACE)?;
         Ok(Some(AblationRow {
@@ -202,8 +199,8 @@ impl<'a> Run<'a> {
             seconds,
             read_bytes: read_bytes as u64,
             written_bytes: written_bytes as u64,
-            bytes_per_second: (read_bytes + written_bytes) / seconds,
-            achieved: (read_bytes + written_bytes) / carried.max(1.0) / seconds,
+            bytes_per_second: bytes / seconds,
+            achieved: yardstick.limit(Achieved { seconds, bytes }).map_or(1.0, |it| it.achieved),
             times_first: 1.0,
             times_before: 1.0,
         }))
@@ -225,15 +222,4 @@ impl<'a> Run<'a> {
         }
         self.optimizer.step_with(&mut HandedOver(model), &options).map(|_| ())
     }
-}
-
-/// Returns the bytes that all paths read and wrote between two moments.
-fn moved(before: &Stats, after: &Stats) -> (u64, u64) {
-    let sum = |stats: &Stats, of: fn(&tensortier::storage::path::PathCounters) -> u64| {
-        stats.paths.iter().map(of).sum::<u64>()
-    };
-    (
-        sum(after, |path| path.read_bytes) - sum(before, |path| path.read_bytes),
-        sum(after, |path| path.written_bytes) - sum(before, |path| path.written_bytes),
-    )
 }

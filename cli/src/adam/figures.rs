@@ -3,7 +3,7 @@
 use tensortier::optimizer::{Eviction, Machine, Optimizer, Plan, StepReport as Step};
 use tensortier::storage::dtype::DType;
 use tensortier::storage::path::Path;
-use tensortier::storage::store::{Explanation, Stats};
+use tensortier::storage::store::Explanation;
 
 use super::model::{Description, Source, dtype};
 use crate::Failure;
@@ -151,19 +151,24 @@ pub(super) fn step(step: &Step) -> StepReport {
         writes: moved(step.writes),
         hits: moved(step.hits),
         paths: step.paths.iter().map(path).collect(),
+        looking_seconds: step.looking.as_secs_f64(),
         waiting_on_reads_seconds: step.waiting_on_reads.as_secs_f64(),
         computing_seconds: step.computing.as_secs_f64(),
         waiting_on_writes_seconds: step.waiting_on_writes.as_secs_f64(),
     }
 }
 
-/// Returns what moved on each path over the whole run.
-pub(super) fn paths(stats: &Stats) -> Vec<PathMoved> {
-    let one = |path: &tensortier::storage::path::PathCounters| PathMoved {
-        read_bytes: path.read_bytes,
-        written_bytes: path.written_bytes,
-    };
-    stats.paths.iter().map(one).collect()
+/// Returns what the steps moved on each path.
+pub(super) fn paths(steps: &[StepReport]) -> Vec<PathMoved> {
+    let mut paths: Vec<PathMoved> = Vec::new();
+    for step in steps {
+        paths.resize_with(paths.len().max(step.paths.len()), PathMoved::default);
+        for (sum, moved) in paths.iter_mut().zip(&step.paths) {
+            sum.read_bytes += moved.read_bytes;
+            sum.written_bytes += moved.written_bytes;
+        }
+    }
+    paths
 }
 
 /// Returns whether the steps from the second on read and wrote what the closed form says, in

@@ -12,13 +12,15 @@ use tensortier::optimizer::{
 };
 use tensortier::storage::error::Error as StorageError;
 use tensortier::storage::source::TensorFileWriter;
+use tensortier::storage::store::Store;
 
+use super::limit::{Achieved, Yardstick};
 use super::model::{Description, Model, dtype};
 use super::verify::{Verdict, Verification};
-use super::{figures, limit, places, progress, save};
+use super::{figures, places, progress, save};
 use crate::args::{AdamArgs, EvictArg, OrderArg, StateArg, Subgroup};
 use crate::memory::PeakTracker;
-use crate::report::{MemoryReport, Report, Summary, plan_text, steps_text, summary_text};
+use crate::report::{self, MemoryReport, Report, Summary, plan_text, steps_text, summary_text};
 use crate::{Failure, Outcome};
 
 /// How often the memory is looked at.
@@ -49,19 +51,19 @@ pub(super) fn run(args: &AdamArgs) -> Result<Outcome, Failure> {
 
     let mut job = Job { args, description, optimizer, stop, writer, steps: Vec::new() };
     let mut model = job.description.load(dtype(args.grads))?;
-    let interrupted = job.steps(&mut model)?;
+    let mut yardstick = Yardstick::default();
+    let interrupted = job.steps(&mut model, (&store, &mut yardstick))?;
     let steps: Vec<_> = job.steps.iter().map(figures::step).collect();
     say(args, &format!("\n{}\n", steps_text(&steps)));
     let memory = memory(args, &tracker, &job.description);
-    let moved = figures::paths(&store.stats());
     let mut summary = Summary {
         steps: steps.len() as u64,
         seconds: steps.iter().map(|step| step.seconds).sum(),
         parameters_per_second: 0.0,
         predicted: figures::predicted(&job.optimizer, &store.explain())?,
-        limit: if interrupted { None } else { limit::limit(&steps, &store)? },
+        limit: achieved(&steps).filter(|_| !interrupted).and_then(|it| yardstick.limit(it)),
         as_expected: figures::as_expected(job.optimizer.plan(), &job.steps),
-        paths: moved,
+        paths: figures::paths(&steps),
         memory,
         verified: None,
         difference: None,
@@ -150,6 +152,15 @@ pub(super) fn options(args: &AdamArgs) -> Options {
     }
 }
 
+/// Returns the means of the steps from the second on; none if there is no second step.
+fn achieved(steps: &[report::StepReport]) -> Option<Achieved> {
+    let later = steps.get(1..).filter(|later| !later.is_empty())?;
+    let mean =
+        |of: fn(&report::StepReport) -> f64| later.iter().map(of).sum::<f64>() / later.len() as f64;
+    let bytes = mean(|step| (step.reads.bytes + step.writes.bytes) as f64);
+    Some(Achieved { seconds: mean(|step| step.seconds), bytes })
+}
+
 fn hyper(args: &AdamArgs) -> Hyper {
     Hyper {
         lr: args.lr,
@@ -201,8 +212,12 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// Runs all steps; returns whether a signal ended them early.
-    fn steps(&mut self, model: &mut Model) -> Result<bool, Failure> {
+    /// Runs all steps, and measures the paths after each; returns whether a signal ended them early.
+    fn steps(
+        &mut self,
+        model: &mut Model,
+        (store, yardstick): (&Store, &mut Yardstick),
+    ) -> Result<bool, Failure> {
         let elements = self.optimizer.plan().elements();
         let bar = progress::bar(elements * self.args.steps, "updating");
         let threads = self.optimizer.threads();
@@ -219,7 +234,12 @@ impl Job<'_> {
             });
             let options = StepOptions { max_norm: self.args.max_norm, ..StepOptions::default() };
             match self.optimizer.step_with(model, &options) {
-                Ok(report) => self.steps.push(report),
+                Ok(report) => {
+                    if self.args.steps > 1 && !self.stop.load(Ordering::Relaxed) {
+                        yardstick.measure(store, report.elapsed)?;
+                    }
+                    self.steps.push(report);
+                }
                 Err(Error::Interrupted { cause: None, done, subgroups, .. }) => {
                     bar.finish_and_clear();
                     note(&format!("stopped in step {step} after {done} of {subgroups} subgroups"));

@@ -73,6 +73,7 @@ fn steps() -> Vec<StepReport> {
             PathMoved { read_bytes: reads << 20, written_bytes: 80 << 20 },
             PathMoved { read_bytes: reads << 20, written_bytes: 50 << 20 },
         ],
+        looking_seconds: 0.02,
         waiting_on_reads_seconds: 0.1,
         computing_seconds: 0.05,
         waiting_on_writes_seconds: 0.0123,
@@ -173,7 +174,7 @@ fn the_summary() {
 
 const SUMMARY: &str = "
 steps    2 in 1.75 s: 26.0 Mparam/s
-limit    1.20 s per step at the 2.50 GB/s the paths carried beside the run; achieved 1.50 s
+limit    1.20 s per step at the 2.50 GB/s the paths carried between the steps; achieved 1.50 s
          achieved / limit = 80 %
          predicted 1.30 s, and 1.40 s with the speeds learned since
 moved    reads and writes equal the plan's 65 reads and 65 writes from the second step on

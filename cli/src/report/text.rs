@@ -181,7 +181,7 @@ pub(crate) fn summary_text(plan: &Plan, summary: &Summary) -> String {
         block.line(
             "limit",
             format!(
-                "{} s per step at the {} the paths carried beside the run; achieved {} s",
+                "{} s per step at the {} the paths carried between the steps; achieved {} s",
                 seconds(limit.seconds_per_step),
                 BytesPerSecond(limit.bytes_per_second),
                 seconds(limit.achieved_seconds_per_step),

@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 
 use bytemuck::cast_slice;
+use tensortier_storage::codec::checksum;
 use tensortier_storage::source::TensorFileWriter;
 
 use crate::error::{Error, Result};
@@ -14,7 +15,6 @@ use crate::precision::{Plane, StatePrecision};
 use crate::step_io::{StepIo, Weight, WeightMut};
 use crate::subgroup::{BLOCK_ELEMS, Run};
 
-use super::checksum::checksum;
 use super::header::Header;
 use super::tensors::{Kind, blocks, checksums};
 

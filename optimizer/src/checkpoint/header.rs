@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 
 use serde::{Deserialize, Serialize};
+use tensortier_storage::codec::checksum;
 use tensortier_storage::dtype::DType;
 
 use crate::hyper::{Algorithm, Hyper, Subnormals};
@@ -10,8 +11,6 @@ use crate::optimizer::Optimizer;
 use crate::options::Rounding;
 use crate::precision::StatePrecision;
 use crate::shard::Shard;
-
-use super::checksum::checksum;
 
 /// The version of the format.
 const FORMAT: u64 = 1;

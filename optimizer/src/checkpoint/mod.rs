@@ -7,7 +7,6 @@
 //! from, `import` takes all of it. `restore` takes state from memory instead. `overwrite` puts into place
 //! what either brings.
 
-mod checksum;
 mod export;
 mod header;
 mod import;

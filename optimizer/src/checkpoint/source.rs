@@ -5,12 +5,12 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use bytemuck::{Pod, cast_slice, cast_slice_mut};
+use tensortier_storage::codec::checksum;
 use tensortier_storage::source::{Access, TensorFile};
 
 use crate::error::{Error, Result};
 use crate::subgroup::BLOCK_ELEMS;
 
-use super::checksum::checksum;
 use super::header::{Header, SavedParam};
 use super::tensors::{CHECKSUMS, Kind, blocks, checksums};
 

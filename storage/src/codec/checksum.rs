@@ -33,7 +33,7 @@ impl Checksums {
 
     /// Returns the checksums of blocks of any length; one pass over memory.
     pub fn of_parts(parts: impl Iterator<Item: AsRef<[u8]>>) -> Self {
-        Checksums(parts.map(|part| sum(part.as_ref())).collect())
+        Checksums(parts.map(|part| checksum(part.as_ref())).collect())
     }
 
     /// Copies `from` to `into`, which is as long, and returns the checksums of what is in `into`
@@ -59,7 +59,7 @@ impl Checksums {
         let mut expected = self.0.iter().copied();
         let mut index = 0;
         for block in parts {
-            let (expected, actual) = (expected.next(), sum(block.as_ref()));
+            let (expected, actual) = (expected.next(), checksum(block.as_ref()));
             if expected != Some(actual) {
                 return Err(Mismatch { block: index, expected: expected.unwrap_or(0), actual });
             }
@@ -86,12 +86,13 @@ impl Checksums {
     }
 }
 
-fn sum(block: &[u8]) -> u64 {
-    if block.len() <= REQUEST_BYTES {
-        return XxHash3_64::oneshot(block);
+/// Returns the xxh3-64 of `bytes`, which are requested of memory ahead of the pass over them.
+pub fn checksum(bytes: &[u8]) -> u64 {
+    if bytes.len() <= REQUEST_BYTES {
+        return XxHash3_64::oneshot(bytes);
     }
     let mut hasher = XxHash3_64::new();
-    for piece in block.chunks(REQUEST_BYTES) {
+    for piece in bytes.chunks(REQUEST_BYTES) {
         request_after(piece);
         hasher.write(piece);
     }

@@ -13,7 +13,7 @@ mod trial;
 
 pub use block::BLOCK_BYTES;
 pub(crate) use block::copy;
-pub use checksum::{Checksums, Mismatch};
+pub use checksum::{Checksums, Mismatch, checksum};
 pub use form::{Bad, Form};
 pub use packed::{Encoding, Packed, Scratch, Undecodable};
 pub use trial::{Compression, Trial};

@@ -20,6 +20,11 @@ const MEMORY_BYTES: u64 = 32 << 20;
 /// Transfers under way per path and direction: the next waits while one moves.
 const DEPTH: usize = 2;
 
+/// Frames per path and direction, used in turn: what moves bytes over so few that they stay in a
+/// processor's cache is faster than anything that has work to do (2.6 instead of 2.2 GB/s on a
+/// virtual drive).
+const FRAMES: usize = 4;
+
 /// Extents that are read and written in turn, per path and direction: more than a device's own
 /// cache would hide.
 const EXTENTS: usize = 32;
@@ -83,7 +88,7 @@ impl Store {
         while busy() && begin.elapsed() < duration {
             std::thread::sleep(Duration::from_millis(1));
         }
-        let slots = (paths.len() * 2 * DEPTH) as u64;
+        let slots = (paths.len() * 2 * FRAMES) as u64;
         let bytes = granules_up((MEMORY_BYTES / slots).min(TRANSFER_BYTES));
         let arena = Arena::new(bytes * slots)?;
         let mut lanes = Vec::new();
@@ -161,7 +166,8 @@ fn run(
         }
         elapsed = begin.elapsed().as_secs_f64();
         if end.ok {
-            under_way += usize::from(lane.start(end.lane, end.slot, done));
+            let slot = (end.slot + DEPTH) % FRAMES;
+            under_way += usize::from(lane.start(end.lane, slot, done));
         }
     }
     elapsed
@@ -176,7 +182,7 @@ impl<'a> Lane<'a> {
             }
             None => Err(Error::Closed),
         };
-        let frames = (0..DEPTH).map(frame).collect::<Result<Vec<_>>>()?;
+        let frames = (0..FRAMES).map(frame).collect::<Result<Vec<_>>>()?;
         let extents = (0..EXTENTS).map_while(|_| path.reserve(bytes).ok()).collect();
         Ok(Lane { path, extents, next: 0, frames, moved: 0, reads })
     }
