@@ -8,6 +8,7 @@ pub mod one_path;
 pub mod options;
 pub mod overheads;
 pub mod paths;
+pub mod peer;
 pub mod raw;
 pub mod recovery;
 pub mod small;
