@@ -1,5 +1,7 @@
 //! Benches and comparisons of tensortier: the parts that the programs in `bin/` share.
 
+pub mod compression;
+pub mod contents;
 pub mod fio;
 pub mod lease;
 pub mod machine;
