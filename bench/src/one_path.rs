@@ -180,8 +180,8 @@ impl Pairs {
 /// # Errors
 /// Those of the store, of the path, or of the system.
 pub fn run(options: &Options, table: &Table) -> Result<(), Failure> {
-    for chunk_mib in [8, 16, 64] {
-        one_size(options, table, chunk_mib)?;
+    for chunk_mib in &options.chunk_mib {
+        one_size(options, table, *chunk_mib)?;
     }
     fio::run(options, table, ROW)
 }
@@ -197,7 +197,8 @@ fn one_size(options: &Options, table: &Table, chunk_mib: u64) -> Result<(), Fail
     let dirty = (stores[0].dirty_bytes() / chunk) as usize;
     let mut raw_part = Raw::open(dir, chunk, dirty, dirty)?;
     let rounds = (bytes / stores[0].dirty_bytes()).max(1);
-    let mut into = vec![0; PUT_BYTES as usize];
+    // Touched, or the first repeat would measure the page tables.
+    let mut into = vec![1; PUT_BYTES as usize];
     let mut all: [[Pairs; 6]; 2] = Default::default();
     options.repeat(PAIRS, || {
         for (store, pairs) in stores.iter().zip(&mut all) {
@@ -235,7 +236,7 @@ fn one_size(options: &Options, table: &Table, chunk_mib: u64) -> Result<(), Fail
 
 /// Writes what half of the memory holds, several times, and drains in between on both sides.
 fn write_pair(store: &OneStore, raw: &mut Raw, rounds: u64) -> Result<(Took, Took), Failure> {
-    let mut sum = (Took { seconds: 0.0, cpu: 0.0 }, Took { seconds: 0.0, cpu: 0.0 });
+    let mut sum = (Took::default(), Took::default());
     let add = |sum: &mut Took, took: Took| {
         sum.seconds += took.seconds;
         sum.cpu += took.cpu;
