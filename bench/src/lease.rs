@@ -1,12 +1,14 @@
-//! Lease and drop of a chunk that is in memory: nanoseconds of one, on one thread and on two.
+//! Lease and drop of a chunk that is in memory: nanoseconds of one, on one thread and on two, and of
+//! a get of the same bytes from another cache in turns with it (see `peer.rs`).
 //!
 //! The figure is processor time of the thread: on a shared machine the clock also counts others'
 //! turns. What passed on the clock stands beside it.
 
 use std::sync::Barrier;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use tensortier::storage::dtype::DType;
 use tensortier::storage::path::Path;
 use tensortier::storage::store::{ObjectRef, Store};
@@ -14,6 +16,7 @@ use tensortier::storage::store::{ObjectRef, Store};
 use crate::Failure;
 use crate::machine::thread_cpu_time;
 use crate::options::{Options, Scratch};
+use crate::peer;
 use crate::table::{Bar, Figure, Spread, Table};
 
 const ROW: &str = "lease";
@@ -31,6 +34,9 @@ enum How {
 /// What it is called, what each thread does, and with which chunks.
 type Case<'a> = (&'static str, How, &'a [(&'a ObjectRef, u32)]);
 
+/// Nanoseconds of one call: processor time, and on the clock.
+type Nanos = (f64, f64);
+
 /// Measures the row.
 ///
 /// # Errors
@@ -42,8 +48,11 @@ pub fn run(options: &Options, table: &Table) -> Result<(), Failure> {
     let put = |key: &str| store.put(key, DType::U8, &[2 * CHUNK], &vec![1; 2 * CHUNK as usize]);
     let a = put("a key of 41 bytes, as tensors have: w.0.q")?;
     // Between two tensors of use there are others, as in memory.
-    let _between = put("a key of 41 bytes, as tensors have: w.0.k")?;
+    let between = put("a key of 41 bytes, as tensors have: w.0.k")?;
     let b = put("a key of 41 bytes, as tensors have: w.0.v")?;
+    let value = || Bytes::from(vec![1; CHUNK as usize]);
+    let entries = [&a, &between, &b].into_iter().flat_map(|object| [(object, 0), (object, 1)]);
+    let peer = peer::of(entries.map(|chunk| (name(chunk), value())).collect());
     let cases: [Case<'_>; 8] = [
         ("read, one thread", How::Read, &[(&a, 0)]),
         ("write, one thread", How::Write, &[(&a, 0)]),
@@ -55,45 +64,88 @@ pub fn run(options: &Options, table: &Table) -> Result<(), Failure> {
         ("by key, two threads, own objects", How::ByKey, &[(&a, 0), (&b, 0)]),
     ];
     for (case, how, chunks) in cases {
-        let mut times = Vec::new();
+        let keys: Vec<_> = chunks.iter().map(|(object, _)| object.stat().key).collect();
+        let names: Vec<_> = chunks.iter().map(|chunk| name(*chunk)).collect();
+        let lease = |thread: usize| lease(&store, how, chunks[thread], &keys[thread]);
+        let (mut own, mut others) = (Vec::new(), Vec::new());
         options.repeat(REPEATS, || {
-            times.push(nanos(&store, how, chunks)?);
+            own.push(nanos(chunks.len(), lease)?);
+            if let Some(get) = &peer {
+                let once = |thread: usize| get(&names[thread]).then_some(()).ok_or("it is gone");
+                others.push(nanos(chunks.len(), |thread| Ok(once(thread)?))?);
+            }
             Ok(())
         })?;
-        let clock = Spread::of(times.iter().map(|(_, clock)| *clock));
-        let figure = Figure::new(ROW, case, "ns", Spread::of(times.iter().map(|(cpu, _)| *cpu)));
-        table.push(&figure.bar(Bar::AtMost(500.0)).note(format!("on the clock {clock} ns")));
+        table.push(&figure(case, &own, &others));
+    }
+    if peer.is_none() {
+        eprintln!("foyer's get of the same bytes beside each: build with --features foyer");
     }
     Ok(())
 }
 
-/// Returns the nanoseconds that one lease and its drop take a thread, of processor time and on the
-/// clock, of the slowest thread.
-fn nanos(store: &Store, how: How, chunks: &[(&ObjectRef, u32)]) -> Result<(f64, f64), Failure> {
-    let barrier = Barrier::new(chunks.len());
-    let one = |(object, chunk): (&ObjectRef, u32)| -> Result<(f64, f64), Failure> {
-        let key = object.stat().key;
+/// Returns what the other cache has a chunk under: it knows no objects of several.
+fn name((object, chunk): (&ObjectRef, u32)) -> String {
+    let mut name = object.stat().key.to_string();
+    // As long as the key, so that to find it takes as long.
+    name.pop();
+    name + &chunk.to_string()
+}
+
+fn lease(
+    store: &Store,
+    how: How,
+    (object, chunk): (&ObjectRef, u32),
+    key: &str,
+) -> Result<(), Failure> {
+    match how {
+        How::Read => drop(store.lease_read(object, chunk).wait()?),
+        How::Write => drop(store.lease_write(object, chunk).wait()?),
+        How::ByKey => drop(store.lease_read(&store.object(key)?, chunk).wait()?),
+    }
+    Ok(())
+}
+
+fn figure(case: &str, own: &[Nanos], others: &[Nanos]) -> Figure {
+    let clock = |times: &[Nanos]| Spread::of(times.iter().map(|(_, clock)| *clock));
+    let note = format!("on the clock {} ns", clock(own));
+    let figure = if others.is_empty() {
+        let cpu = Spread::of(own.iter().map(|(cpu, _)| *cpu));
+        Figure::new(ROW, case, "ns", cpu).note(note)
+    } else {
+        let pairs: Vec<_> =
+            own.iter().zip(others).map(|((own, _), (other, _))| (*own, *other)).collect();
+        let note = format!("{note}; limit: foyer's get, on the clock {} ns", clock(others));
+        Figure::of_pairs(ROW, case, "ns", &pairs).note(note)
+    };
+    figure.bar(Bar::AtMost(500.0))
+}
+
+/// Returns the nanoseconds that one call takes a thread, of the slowest thread; each calls with its
+/// number.
+fn nanos(
+    threads: usize,
+    call: impl Fn(usize) -> Result<(), Failure> + Sync,
+) -> Result<Nanos, Failure> {
+    let barrier = Barrier::new(threads);
+    let one = |thread: usize| -> Result<Nanos, Failure> {
         barrier.wait();
         let (begin, cpu) = (Instant::now(), thread_cpu_time());
         for _ in 0..LEASES {
-            match how {
-                How::Read => drop(store.lease_read(object, chunk).wait()?),
-                How::Write => drop(store.lease_write(object, chunk).wait()?),
-                How::ByKey => drop(store.lease_read(&store.object(&key)?, chunk).wait()?),
-            }
+            call(thread)?;
         }
         let cpu = thread_cpu_time() - cpu;
-        let each = |all: std::time::Duration| all.as_secs_f64() * 1e9 / f64::from(LEASES);
+        let each = |all: Duration| all.as_secs_f64() * 1e9 / f64::from(LEASES);
         Ok((each(cpu), each(begin.elapsed())))
     };
     let times = thread::scope(|scope| {
-        let handles: Vec<_> = chunks.iter().map(|chunk| scope.spawn(|| one(*chunk))).collect();
+        let one = &one;
+        let handles: Vec<_> = (0..threads).map(|thread| scope.spawn(move || one(thread))).collect();
         let joined = handles.into_iter().map(|handle| handle.join());
         joined
             .map(|time| time.map_err(|_| "a thread panicked")?)
             .collect::<Result<Vec<_>, Failure>>()
     })?;
-    let slowest =
-        |(cpu, clock): (f64, f64), time: &(f64, f64)| (cpu.max(time.0), clock.max(time.1));
+    let slowest = |(cpu, clock): Nanos, time: &Nanos| (cpu.max(time.0), clock.max(time.1));
     Ok(times.iter().fold((0.0, 0.0), slowest))
 }

@@ -1,5 +1,7 @@
 //! Benches and comparisons of tensortier: the parts that the programs in `bin/` share.
 
+pub mod compression;
+pub mod contents;
 pub mod fio;
 pub mod lease;
 pub mod machine;
@@ -8,6 +10,7 @@ pub mod one_path;
 pub mod options;
 pub mod overheads;
 pub mod paths;
+pub mod peer;
 pub mod raw;
 pub mod recovery;
 pub mod small;

@@ -19,7 +19,7 @@ pub fn thread_cpu_time() -> Duration {
 }
 
 /// How long something took, on the clock and on processors.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct Took {
     /// Seconds that passed.
     pub seconds: f64,

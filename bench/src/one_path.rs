@@ -180,8 +180,8 @@ impl Pairs {
 /// # Errors
 /// Those of the store, of the path, or of the system.
 pub fn run(options: &Options, table: &Table) -> Result<(), Failure> {
-    for chunk_mib in [8, 16, 64] {
-        one_size(options, table, chunk_mib)?;
+    for chunk_mib in &options.chunk_mib {
+        one_size(options, table, *chunk_mib)?;
     }
     fio::run(options, table, ROW)
 }
@@ -197,22 +197,25 @@ fn one_size(options: &Options, table: &Table, chunk_mib: u64) -> Result<(), Fail
     let dirty = (stores[0].dirty_bytes() / chunk) as usize;
     let mut raw_part = Raw::open(dir, chunk, dirty, dirty)?;
     let rounds = (bytes / stores[0].dirty_bytes()).max(1);
-    let mut into = vec![0; PUT_BYTES as usize];
+    // Touched, or the first repeat would measure the page tables.
+    let mut into = vec![1; PUT_BYTES as usize];
     let mut all: [[Pairs; 6]; 2] = Default::default();
+    let mut own_first = false;
     options.repeat(PAIRS, || {
+        own_first = !own_first;
         for (store, pairs) in stores.iter().zip(&mut all) {
             let [load, prefetched, write, update, put, get] = pairs;
             store.evict()?;
-            load.0.push((took(|| raw.pass(Pass::Read))?, took(|| store.load())?));
+            load.0.push(pair(own_first, || raw.pass(Pass::Read), || store.load())?);
             store.evict()?;
-            prefetched.0.push((took(|| raw.pass(Pass::Read))?, took(|| store.load_prefetched())?));
-            store.dirty()?;
+            let own = || store.load_prefetched();
+            prefetched.0.push(pair(own_first, || raw.pass(Pass::Read), own)?);
             write.0.push(write_pair(store, &mut raw_part, rounds)?);
             store.evict()?;
-            update.0.push((took(|| raw.pass(Pass::Update))?, took(|| store.update())?));
-            put.0.push((took(|| raw.pass(Pass::Write))?, took(|| store.put())?));
+            update.0.push(pair(own_first, || raw.pass(Pass::Update), || store.update())?);
+            put.0.push(pair(own_first, || raw.pass(Pass::Write), || store.put())?);
             store.evict()?;
-            get.0.push((took(|| raw.pass(Pass::Read))?, took(|| store.get_into(&mut into))?));
+            get.0.push(pair(own_first, || raw.pass(Pass::Read), || store.get_into(&mut into))?);
             if into != store.buffer {
                 return Err("get_into returned other bytes than were put".into());
             }
@@ -233,17 +236,33 @@ fn one_size(options: &Options, table: &Table, chunk_mib: u64) -> Result<(), Fail
     Ok(())
 }
 
+/// Measures the raw path and the store, one right after the other. Which comes first changes from pair
+/// to pair: a drive may serve the second otherwise than the first.
+fn pair(
+    own_first: bool,
+    raw: impl FnOnce() -> Result<(), Failure>,
+    own: impl FnOnce() -> Result<(), Failure>,
+) -> Result<(Took, Took), Failure> {
+    if own_first {
+        let own = took(own)?;
+        Ok((took(raw)?, own))
+    } else {
+        Ok((took(raw)?, took(own)?))
+    }
+}
+
 /// Writes what half of the memory holds, several times, and drains in between on both sides.
 fn write_pair(store: &OneStore, raw: &mut Raw, rounds: u64) -> Result<(Took, Took), Failure> {
-    let mut sum = (Took { seconds: 0.0, cpu: 0.0 }, Took { seconds: 0.0, cpu: 0.0 });
+    let mut sum = (Took::default(), Took::default());
     let add = |sum: &mut Took, took: Took| {
         sum.seconds += took.seconds;
         sum.cpu += took.cpu;
     };
-    for _ in 0..rounds {
+    for round in 0..rounds {
         store.dirty()?;
-        add(&mut sum.0, took(|| raw.pass(Pass::Write))?);
-        add(&mut sum.1, took(|| store.flush())?);
+        let (raw, own) = pair(round % 2 == 1, || raw.pass(Pass::Write), || store.flush())?;
+        add(&mut sum.0, raw);
+        add(&mut sum.1, own);
     }
     Ok(sum)
 }

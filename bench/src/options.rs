@@ -21,9 +21,13 @@ pub struct Options {
     /// Stop repeating a case after this long, though never before three repeats.
     #[arg(long, default_value_t = 60)]
     pub seconds: u64,
-    /// Bytes moved per repeat of one-path and overheads, in MiB.
+    /// Bytes moved per repeat of one-path and overheads, in MiB; compression moves at least 512.
     #[arg(long, default_value_t = 2048)]
     pub total_mib: u64,
+    /// Chunks of one-path, in MiB.
+    #[arg(long, value_name = "MIB", value_delimiter = ',', default_values_t = [8, 16, 64])]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=128))]
+    pub chunk_mib: Vec<u64>,
     /// Objects of the row `small`.
     #[arg(long, default_value_t = 1_000_000)]
     pub objects: u64,

@@ -1,6 +1,8 @@
-//! What checksums cost: the same loads and write-backs with and without them, interleaved.
+//! What checksums cost, and what compression costs and saves: the same moves with and without them,
+//! interleaved.
 
 use crate::Failure;
+use crate::compression;
 use crate::machine::took;
 use crate::one_path::OneStore;
 use crate::options::{Options, Scratch};
@@ -14,8 +16,13 @@ const PAIRS: usize = 5;
 /// Measures the row.
 ///
 /// # Errors
-/// Those of the store.
+/// Those of the store, or that bytes are not as they were.
 pub fn run(options: &Options, table: &Table) -> Result<(), Failure> {
+    checksums(options, table)?;
+    compression::run(options, table, ROW)
+}
+
+fn checksums(options: &Options, table: &Table) -> Result<(), Failure> {
     let bytes = options.total_mib * MIB / CHUNK * CHUNK;
     let scratch = Scratch::new(&options.dir(), "overheads")?;
     let with = OneStore::open(scratch.path(), bytes, CHUNK, true)?;

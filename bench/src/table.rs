@@ -138,7 +138,7 @@ impl Table {
     pub fn new(json: bool) -> Self {
         if !json {
             println!(
-                "{:10} {:34} {:25} {:25} {:19} {:8} {:6} note",
+                "{:10} {:48} {:25} {:25} {:19} {:8} {:6} note",
                 "row", "case", "achieved", "limit", "achieved/limit", "bar", ""
             );
         }
@@ -167,7 +167,7 @@ impl Table {
         }
         let shown = |s: Option<Spread>, unit| s.map_or_else(String::new, |s| format!("{s} {unit}"));
         println!(
-            "{:10} {:34} {:25} {:25} {:19} {:8} {:6} {}",
+            "{:10} {:48} {:25} {:25} {:19} {:8} {:6} {}",
             figure.row,
             figure.case,
             shown(Some(figure.achieved), figure.unit),

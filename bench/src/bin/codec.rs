@@ -7,13 +7,13 @@
 //! process, its copies in and out included.
 
 use std::error::Error;
-use std::f64::consts::TAU;
 use std::time::{Duration, Instant};
 
 use tensortier::storage::codec::{Checksums, Encoding, Packed, Scratch, Trial};
 use tensortier::storage::dtype::DType;
 use tensortier::storage::path::Path;
 use tensortier::storage::store::{Compression, Store};
+use tensortier_bench::contents::{self, Random};
 
 const CHUNK: usize = 16 << 20;
 const TENSOR: usize = 512 << 20;
@@ -21,28 +21,14 @@ const PASSES: usize = 5;
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
-/// Uniform numbers above 0 and at most 1.
-fn uniform(state: &mut u64) -> f64 {
-    *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-    ((*state >> 11) + 1) as f64 / (1u64 << 53) as f64
-}
-
-fn normal(state: &mut u64) -> f64 {
-    (-2.0 * uniform(state).ln()).sqrt() * (TAU * uniform(state)).cos()
-}
-
-/// Returns a chunk of elements made one by one.
-fn chunk(mut element: impl FnMut(&mut u64) -> f64) -> Vec<u8> {
-    let mut state = 1;
-    (0..CHUNK / 4).flat_map(|_| (element(&mut state) as f32).to_le_bytes()).collect()
-}
-
 fn data() -> [(&'static str, Vec<u8>); 3] {
-    let sparse = |s: &mut u64| if uniform(s) < 0.05 { normal(s) } else { 0.0 };
+    let sparse = |random: &mut Random, _| {
+        if random.uniform() < 0.05 { random.normal() } else { 0.0 }
+    };
     [
-        ("exp_avg", chunk(|s| normal(s) * 1e-3)),
-        ("exp_avg_sq", chunk(|s| (normal(s) * 1e-3).powi(2))),
-        ("5 % non-zero", chunk(sparse)),
+        ("exp_avg", contents::first_moments(CHUNK)),
+        ("exp_avg_sq", contents::second_moments(CHUNK)),
+        ("5 % non-zero", contents::fp32(CHUNK, sparse)),
     ]
 }
 
