@@ -1,7 +1,7 @@
 //! Page-locking the host arena for a device, piece by piece, so that copies reach it at full speed. What
 //! the device refuses is copied as well, only slower.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use tensortier_gpu::{Device, PageLock};
 
@@ -10,7 +10,7 @@ use crate::sync::{AtomicU64, Mutex, Ordering};
 
 /// The locks of all devices that are attached to a store.
 #[derive(Default)]
-pub(crate) struct PageLockTable(Mutex<Vec<Arc<PageLocks>>>);
+pub(crate) struct PageLockTable(Mutex<Vec<Weak<PageLocks>>>);
 
 /// What of an arena is locked for one device; tiers on the same device share it.
 pub(super) struct PageLocks {
@@ -37,9 +37,10 @@ impl PageLockTable {
     /// Returns the locks of the arena for a device, none so far if it is not attached yet.
     pub(super) fn of(&self, device: &Arc<dyn Device>, arena: &Arena) -> Arc<PageLocks> {
         let mut table = self.0.lock();
-        table.retain(|locks| Arc::strong_count(locks) > 1);
-        if let Some(locks) = table.iter().find(|locks| Arc::ptr_eq(&locks.device, device)) {
-            return Arc::clone(locks);
+        table.retain(|locks| locks.strong_count() > 0);
+        let mut known = table.iter().filter_map(Weak::upgrade);
+        if let Some(locks) = known.find(|locks| Arc::ptr_eq(&locks.device, device)) {
+            return locks;
         }
         let locks = Arc::new(PageLocks {
             device: Arc::clone(device),
@@ -48,7 +49,7 @@ impl PageLockTable {
             locked_bytes: AtomicU64::new(0),
             refused: Mutex::default(),
         });
-        table.push(Arc::clone(&locks));
+        table.push(Arc::downgrade(&locks));
         locks
     }
 }
