@@ -32,9 +32,11 @@ const CRATES: [(&str, &str, &[&str]); 7] = [
 ];
 
 /// The only files that may contain `unsafe`; docs/unsafe.md says why for each.
-const UNSAFE: [&str; 11] = [
+const UNSAFE: [&str; 13] = [
+    "gpu/src/page_lock.rs",
     "storage/src/arena/region.rs",
     "storage/src/arena/frame.rs",
+    "storage/src/arena/piece.rs",
     "storage/src/codec/stream.rs",
     "storage/src/io/uring.rs",
     "storage/src/io/direct.rs",

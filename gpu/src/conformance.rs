@@ -1,11 +1,17 @@
 //! What every device must do, as a function that any implementation can be run through.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::device::{Device, DeviceBuffer, Stream};
 use crate::error::{Error, Result};
+use crate::page_lock::{Forever, HostMemory, PageLock};
 
-/// Runs a device through the contract of [`Device`]; it needs 64 KiB of device memory.
+/// Pages of the host are no longer than this on systems that devices are used on.
+const PAGE_BYTES: usize = 64 << 10;
+
+/// Runs a device through the contract of [`Device`]; it needs 512 KiB of device memory and to page-lock
+/// as much. Leaves twice that behind: memory that is locked and filled is never given back.
 ///
 /// # Errors
 /// The first thing that is not as it must be.
@@ -17,7 +23,10 @@ pub fn check(device: &dyn Device) -> Result<(), String> {
     copies_of_nothing_are_legal(device).map_err(|error| failed("nothing", error))??;
     a_dropped_buffer_outlives_its_copies(device).map_err(|error| failed("drops", error))??;
     bad_ranges_are_refused(device).map_err(|error| failed("ranges", error))??;
-    memory_is_counted(device).map_err(|error| failed("memory", error))?
+    memory_is_counted(device).map_err(|error| failed("memory", error))??;
+    pages_are_locked_once(device).map_err(|error| failed("locks", error))??;
+    copies_cross_the_borders_of_locks(device).map_err(|error| failed("locked copies", error))??;
+    a_dropped_lock_outlives_its_copies(device).map_err(|error| failed("dropped locks", error))?
 }
 
 /// A failure of the device (outer) or of the contract (inner).
@@ -123,6 +132,72 @@ fn memory_is_counted(device: &dyn Device) -> Outcome {
     Ok(demand(holds, "allocations are not counted, not given back, or not refused"))
 }
 
+/// Returns host memory of so many pages, for good.
+fn pages(count: usize) -> &'static mut [u8] {
+    let memory: &'static mut [u8] = vec![0; (count + 1) * PAGE_BYTES].leak();
+    let skip = memory.as_ptr().align_offset(PAGE_BYTES);
+    &mut memory[skip..skip + count * PAGE_BYTES]
+}
+
+/// Locks some pages.
+fn lock(device: &dyn Device, memory: &&'static mut [u8], pages: Range<usize>) -> Result<PageLock> {
+    let bytes = pages.start * PAGE_BYTES..pages.end * PAGE_BYTES;
+    device.page_lock(Arc::new(Forever::part(memory, bytes)))
+}
+
+fn pages_are_locked_once(device: &dyn Device) -> Outcome {
+    let (memory, before) = (pages(4), device.page_locked_bytes());
+    let owner = Arc::new(Forever::part(&memory, PAGE_BYTES..2 * PAGE_BYTES + 1));
+    let locked = device.page_lock(Arc::clone(&owner) as Arc<dyn HostMemory>)?;
+    let again = [1..2, 2..3, 0..4].map(|pages| lock(device, &memory, pages).err());
+    if !again.iter().all(|error| matches!(error, Some(Error::AlreadyLocked { .. }))) {
+        return Ok(Err(String::from("pages that were locked could be locked again")));
+    }
+    let (beside, nothing) = (lock(device, &memory, 3..4)?, lock(device, &memory, 1..1)?);
+    let counted = device.page_locked_bytes() - before == locked.bytes() + beside.bytes();
+    let whole = locked.bytes() > PAGE_BYTES as u64 && nothing.bytes() == 0;
+    let kept = Arc::strong_count(&owner) > 1;
+    drop((locked, beside, nothing));
+    let over = device.page_locked_bytes() == before && Arc::strong_count(&owner) == 1;
+    drop(lock(device, &memory, 0..4)?);
+    if let Err(why) =
+        demand(kept && over, "a lock does not keep its memory, or not only while locked")
+    {
+        return Ok(Err(why));
+    }
+    Ok(demand(counted && whole, "locked pages are not counted, or not whole"))
+}
+
+fn copies_cross_the_borders_of_locks(device: &dyn Device) -> Outcome {
+    let (source, target) = (pages(4), pages(4));
+    let (stream, mut buffer) = (device.open_stream()?, device.allocate(4 * PAGE_BYTES as u64)?);
+    source.iter_mut().enumerate().for_each(|(i, byte)| *byte = (i % 251) as u8);
+    // The first and the last page are not locked, those between by a lock each.
+    let locks = [&source, &target].map(|memory| [1..2, 2..3].map(|at| lock(device, memory, at)));
+    let locks: Result<Vec<_>> = locks.into_iter().flatten().collect();
+    let (expected, all) = (source.to_vec(), 5..source.len() - 7);
+    device.copy_in(&stream, Arc::new(source), all.clone(), &mut buffer, 5)?;
+    let mut filled = device.copy_out(&stream, &buffer, 0, Box::new(target))?.wait()?;
+    drop(locks?);
+    let right = (*filled).as_mut()[all.clone()] == expected[all];
+    Ok(demand(right, "a copy across the borders of locked memory brought other bytes"))
+}
+
+fn a_dropped_lock_outlives_its_copies(device: &dyn Device) -> Outcome {
+    let (memory, before) = (pages(1), device.page_locked_bytes());
+    memory.fill(6);
+    let (stream, mut buffer) = (device.open_stream()?, device.allocate(PAGE_BYTES as u64)?);
+    let locked = lock(device, &memory, 0..1)?;
+    let copied = device.copy_in(&stream, Arc::new(memory), 0..PAGE_BYTES, &mut buffer, 0)?;
+    drop(locked);
+    copied.wait()?;
+    if let Err(why) = demand(device.page_locked_bytes() == before, "a dropped lock still locks") {
+        return Ok(Err(why));
+    }
+    let got = read(device, &stream, &buffer)?;
+    Ok(demand(got == [6; PAGE_BYTES], "memory was unlocked before the copies queued on it"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -131,7 +206,6 @@ mod tests {
     use crate::event::Event;
     use crate::id::DeviceId;
     use parking_lot::Mutex;
-    use std::ops::Range;
     use std::time::Duration;
 
     #[derive(Debug, Clone, Copy, PartialEq)]
@@ -141,6 +215,10 @@ mod tests {
         DoneTooEarly,
         RefusesNothing,
         ForgetsDroppedBuffers,
+        CountsNoLocks,
+        LocksNothing,
+        StopsAtBorders,
+        KeepsLockedMemory,
     }
 
     /// An emulated device that breaks one clause of the contract.
@@ -165,6 +243,17 @@ mod tests {
         fn allocate(&self, bytes: u64) -> Result<DeviceBuffer> {
             self.0.allocate(bytes)
         }
+        fn page_lock(&self, memory: Arc<dyn HostMemory>) -> Result<PageLock> {
+            match self.1 {
+                Fault::LocksNothing => return lock(&self.0, &pages(0), 0..0),
+                Fault::KeepsLockedMemory => drop(Box::leak(Box::new(Arc::clone(&memory)))),
+                _ => {}
+            }
+            self.0.page_lock(memory)
+        }
+        fn page_locked_bytes(&self) -> u64 {
+            if self.1 == Fault::CountsNoLocks { 0 } else { self.0.page_locked_bytes() }
+        }
         fn open_stream(&self) -> Result<Stream> {
             self.0.open_stream()
         }
@@ -181,6 +270,10 @@ mod tests {
             }
             if self.1 == Fault::KeepsSources {
                 self.2.lock().push(Arc::clone(&from));
+            }
+            let mut range = range;
+            if self.1 == Fault::StopsAtBorders && range.len() > PAGE_BYTES {
+                range.end = range.start.next_multiple_of(PAGE_BYTES);
             }
             let done = self.0.copy_in(stream, from, range, to, offset)?;
             if self.1 == Fault::DoneTooEarly {
@@ -212,7 +305,8 @@ mod tests {
     }
 
     fn verdict(fault: Fault) -> Result<(), String> {
-        let options = Options { memory_bytes: 1 << 20, lateness: Duration::from_millis(20) };
+        let lateness = Duration::from_millis(20);
+        let options = Options { memory_bytes: 1 << 20, lateness, ..Options::default() };
         check(&Broken(Emulated::new(options), fault, Mutex::default()))
     }
 
@@ -224,5 +318,9 @@ mod tests {
         assert!(why(Fault::DoneTooEarly).contains("done"));
         assert!(why(Fault::RefusesNothing).contains("nothing"));
         assert!(why(Fault::ForgetsDroppedBuffers).contains("freed before"));
+        assert!(why(Fault::CountsNoLocks).contains("not counted"));
+        assert!(why(Fault::LocksNothing).contains("locked again"));
+        assert!(why(Fault::KeepsLockedMemory).contains("not only while locked"));
+        assert!(why(Fault::StopsAtBorders).contains("across the borders"));
     }
 }

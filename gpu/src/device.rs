@@ -8,6 +8,7 @@ use std::sync::Arc;
 use crate::error::{Error, Result};
 use crate::event::Event;
 use crate::id::DeviceId;
+use crate::page_lock::{HostMemory, PageLock};
 
 /// How much memory a device has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -115,6 +116,19 @@ pub trait Device: fmt::Debug + Send + Sync {
     /// # Errors
     /// [`Error::OutOfMemory`].
     fn allocate(&self, bytes: u64) -> Result<DeviceBuffer>;
+
+    /// Page-locks host memory, all pages that hold some of it, so that copies need no help of the host.
+    /// Zero bytes are legal and lock nothing. Devices lock independently of each other, also the same
+    /// memory. Copies work as well from and to memory of which only parts are locked, by one lock or by
+    /// several, or none.
+    ///
+    /// # Errors
+    /// [`Error::AlreadyLocked`] if any of the pages is locked for this device, [`Error::LockRefused`];
+    /// nothing is locked then and `memory` is let go of.
+    fn page_lock(&self, memory: Arc<dyn HostMemory>) -> Result<PageLock>;
+
+    /// Returns how much host memory is locked for it, in bytes, whole pages.
+    fn page_locked_bytes(&self) -> u64;
 
     /// Opens a stream.
     ///

@@ -34,6 +34,36 @@ pub enum Error {
         /// What the device has.
         total_bytes: u64,
     },
+    /// Some of the pages are locked for this device already; nothing was locked.
+    #[error(
+        "device {device} cannot page-lock {bytes} bytes of host memory: some of them are locked for it \
+         already; unlock those first"
+    )]
+    AlreadyLocked {
+        /// The device.
+        device: DeviceId,
+        /// What was to be locked, whole pages.
+        bytes: u64,
+    },
+    /// No more host memory can be page-locked for the device; nothing was locked, and copies from and
+    /// to memory that is not locked work.
+    #[error(
+        "device {device} cannot page-lock {bytes} bytes of host memory: {why}; it has locked \
+         {locked_bytes} bytes, the limit is {}; copies work without, but slower",
+        limit_bytes.map_or(String::from("not known"), |limit| format!("{limit} bytes"))
+    )]
+    LockRefused {
+        /// The device.
+        device: DeviceId,
+        /// What was to be locked, whole pages.
+        bytes: u64,
+        /// What it had locked before.
+        locked_bytes: u64,
+        /// How much it may lock in all, if that is known.
+        limit_bytes: Option<u64>,
+        /// What the system said.
+        why: String,
+    },
     /// A copy does not fit its source or its target; nothing was copied.
     #[error("a copy of {bytes} bytes at {offset} does not fit the {which} of {length} bytes")]
     OutOfRange {

@@ -9,6 +9,7 @@ pub mod emulated;
 mod error;
 mod event;
 mod id;
+mod page_lock;
 
 #[cfg(any(test, feature = "testing"))]
 pub mod conformance;
@@ -19,6 +20,7 @@ pub use device::{CopyOut, Device, DeviceBuffer, HostSource, HostTarget, Memory, 
 pub use error::{Error, Result};
 pub use event::Event;
 pub use id::DeviceId;
+pub use page_lock::{HostMemory, PageLock};
 
 /// Opens the device of this name; today there is only `emulated`.
 ///

@@ -19,7 +19,11 @@ fn failed(error: Error) -> String {
 
 impl Gpu {
     pub(super) fn new(lateness: Duration) -> Self {
-        Gpu(Arc::new(Emulated::new(Options { memory_bytes: MEMORY_BYTES, lateness })))
+        Gpu(Arc::new(Emulated::new(Options {
+            memory_bytes: MEMORY_BYTES,
+            lateness,
+            ..Options::default()
+        })))
     }
 
     pub(super) fn device(&self) -> Arc<dyn Device> {

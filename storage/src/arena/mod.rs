@@ -4,6 +4,7 @@
 mod allocator;
 mod frame;
 mod lock;
+mod piece;
 mod region;
 
 use std::fmt;
@@ -16,6 +17,7 @@ use crate::units::Bytes;
 pub(crate) use allocator::RangeAllocator;
 pub use frame::{FillGuard, FrameMut, FrameRef, FrameSlice, FrameSliceMut};
 pub use lock::Unlocked;
+pub(crate) use piece::Piece;
 use region::Region;
 
 /// The unit of host memory and of path space: frames and extents are whole granules.
@@ -223,6 +225,14 @@ impl Arena {
     /// Returns how much of the byte range `window` no frame holds.
     pub(crate) fn free_in(&self, window: &std::ops::Range<u64>) -> u64 {
         self.0.state.lock().ranges.free_in(window)
+    }
+
+    /// Returns the pieces that were committed behind the first `start` bytes, which end with a piece.
+    pub(crate) fn pieces_from(&self, start: u64) -> Vec<Piece> {
+        let committed = self.0.state.lock().committed;
+        let starts = (start..committed).step_by(Region::PIECE_BYTES as usize);
+        let bytes = |at| Region::PIECE_BYTES.min(committed - at);
+        starts.map(|at| Piece::new(self.clone(), at, bytes(at))).collect()
     }
 
     /// Returns why committed memory is not locked, the first time that it could not be; `None` as

@@ -59,6 +59,7 @@ impl Worker {
     }
 
     fn copy_back(&mut self, kept: Copy, hold: Hold, reply: Option<Completer<()>>, ending: Ending) {
+        self.page_locks.lock_committed();
         let returned = Arc::new(Mutex::new(None));
         let target = Target { hold: Some(hold), returned: Arc::clone(&returned) };
         let (device, buffer) = (&self.shared.memory.device, &kept.allocation.buffer);

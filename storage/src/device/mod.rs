@@ -13,6 +13,7 @@ mod copies;
 mod fetch;
 mod lease;
 mod memory;
+mod page_locks;
 mod pieces;
 mod room;
 mod run;
@@ -40,6 +41,8 @@ use copies::Copies;
 use lease::Ended;
 pub use lease::{DeviceReadLease, DeviceWriteLease};
 use memory::Memory;
+pub(crate) use page_locks::PageLockTable;
+use page_locks::PageLocks;
 use worker::Worker;
 
 /// What the tier's thread is told.
@@ -71,6 +74,7 @@ struct Shared {
     memory: Arc<Memory>,
     /// Locked before a chunk's cell, never across a call of the device.
     copies: Mutex<Copies>,
+    page_locks: Arc<PageLocks>,
     counters: DeviceCounters,
     host: Handle,
     inbox: Sender<Msg>,
@@ -94,6 +98,10 @@ pub struct DeviceUse {
     pub budget: u64,
     /// What copies and leases hold, in bytes.
     pub in_use: u64,
+    /// How much of the host's arena is page-locked for the device, in bytes.
+    pub host_locked: u64,
+    /// Why not all of it is, if the device refused some.
+    pub host_unlocked: Option<tensortier_gpu::Error>,
     /// What moved and what was spared since it was attached.
     pub counters: DeviceCounterValues,
 }
@@ -119,12 +127,17 @@ impl Shared {
 }
 
 impl DeviceCache {
-    /// Opens two streams and starts the thread.
+    /// Page-locks the host's arena for the device, opens two streams and starts the thread.
     ///
     /// # Errors
     /// [`Error::Config`] for a budget of nothing or of more than the device has,
     /// [`Error::DeviceUnusable`], [`Error::System`].
-    pub(crate) fn start(device: Arc<dyn Device>, budget: u64, host: Handle) -> Result<Self> {
+    pub(crate) fn start(
+        device: Arc<dyn Device>,
+        budget: u64,
+        host: Handle,
+        page_locks: &PageLockTable,
+    ) -> Result<Self> {
         let total = device.memory().total_bytes;
         if budget == 0 || budget > total {
             return Err(Error::Config {
@@ -140,15 +153,18 @@ impl DeviceCache {
             })
         };
         let streams = (stream()?, stream()?);
+        let page_locks = page_locks.of(&device, &host.shared.arena);
+        let locked = page_locks.enter();
         let (inbox, messages) = channel::unbounded();
         let shared = Arc::new(Shared {
             memory: Arc::new(Memory::new(device, budget, inbox.clone())),
             copies: Mutex::new(Copies::new()),
+            page_locks,
             counters: DeviceCounters::default(),
             host,
             inbox,
         });
-        let worker = Worker::new(Arc::clone(&shared), messages, streams);
+        let worker = Worker::new(Arc::clone(&shared), messages, streams, locked);
         let thread = thread::Builder::new()
             .name(String::from("tensortier-device"))
             .spawn(move || worker.run())
@@ -205,12 +221,14 @@ impl DeviceCache {
     }
 
     pub(crate) fn usage(&self) -> DeviceUse {
-        let Shared { memory, counters, .. } = &*self.shared;
+        let Shared { memory, page_locks, counters, .. } = &*self.shared;
         DeviceUse {
             device: memory.device.id(),
             name: memory.device.name().to_owned(),
             budget: memory.budget,
             in_use: memory.in_use(),
+            host_locked: page_locks.locked_bytes(),
+            host_unlocked: page_locks.refused(),
             counters: counters.read(),
         }
     }

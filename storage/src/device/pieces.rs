@@ -23,6 +23,7 @@ impl Worker {
     pub(super) fn start_copy(&mut self, id: u64, allocation: Allocation) {
         let Some(mut fetch) = self.fetches.remove(&id) else { return };
         let Stage::Memory { hold, version } = fetch.stage else { return };
+        self.page_locks.lock_committed();
         let hold = Arc::new(hold);
         let copying = Copying { hold, allocation, version, queued: 0, pieces: 0, failed: None };
         fetch.stage = Stage::Copying(copying);

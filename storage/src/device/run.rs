@@ -18,6 +18,8 @@ impl Worker {
                 break;
             }
         }
+        // Whoever is told may count on the memory being unlocked.
+        drop(self.page_locks);
         for reply in self.closing.into_iter().flat_map(|closing| closing.replies) {
             reply.complete(Ok(true));
         }

@@ -12,6 +12,7 @@ use crate::id::ChunkId;
 use crate::sync::channel::Receiver;
 use crate::ticket::Completer;
 
+use super::page_locks::PageLocksUser;
 use super::under_way::{Back, Fetch};
 use super::{Msg, Shared};
 
@@ -19,6 +20,8 @@ use super::{Msg, Shared};
 pub(super) struct Worker {
     pub(super) shared: Arc<Shared>,
     pub(super) messages: Receiver<Msg>,
+    /// What keeps the host's memory page-locked.
+    pub(super) page_locks: PageLocksUser,
     /// Where copies to the device are queued.
     pub(super) into: Stream,
     /// Where copies from the device are queued.
@@ -53,10 +56,12 @@ impl Worker {
         shared: Arc<Shared>,
         messages: Receiver<Msg>,
         (into, out): (Stream, Stream),
+        page_locks: PageLocksUser,
     ) -> Self {
         Worker {
             shared,
             messages,
+            page_locks,
             into,
             out,
             fetches: BTreeMap::new(),

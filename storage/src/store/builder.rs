@@ -8,6 +8,7 @@ use crate::arena::{Arena, GRANULE};
 use crate::catalog::Catalog;
 use crate::clock::Clock;
 use crate::codec::Compression;
+use crate::device::PageLockTable;
 use crate::error::{Error, Result};
 use crate::evict::{EvictionPolicy, FurthestUse};
 use crate::io::EngineChoice;
@@ -199,6 +200,7 @@ impl StoreBuilder {
             closed: AtomicBool::new(false),
             notes,
             devices: Mutex::default(),
+            page_locks: PageLockTable::default(),
         };
         Ok(Store(Arc::new(inner), Making { reproducible: self.cache }))
     }

@@ -45,14 +45,17 @@ impl Closing {
 }
 
 impl Store {
-    /// Attaches a device: `budget_bytes` of its memory hold copies of chunks and leases on them.
+    /// Attaches a device: `budget_bytes` of its memory hold copies of chunks and leases on them. The
+    /// host's memory is page-locked for it as far as it allows, what is committed later before its
+    /// first copy, until the tier ends.
     ///
     /// # Errors
     /// [`crate::error::Error::Config`] when the device has not that much memory,
     /// [`crate::error::Error::DeviceUnusable`], `System`, `Closed`.
     pub fn attach_device(&self, device: Arc<dyn Device>, budget_bytes: u64) -> Result<DeviceTier> {
         self.check_open()?;
-        let cache = Arc::new(DeviceCache::start(device, budget_bytes, self.0.handle.clone())?);
+        let (host, page_locks) = (self.0.handle.clone(), &self.0.page_locks);
+        let cache = Arc::new(DeviceCache::start(device, budget_bytes, host, page_locks)?);
         let mut devices = self.0.devices.lock();
         devices.retain(|cache| !cache.is_over());
         devices.push(Arc::clone(&cache));

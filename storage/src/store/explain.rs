@@ -139,6 +139,11 @@ impl fmt::Display for Explanation {
                 "device {} ({}): budget {budget}, {used} in use",
                 device.device, device.name
             )?;
+            write!(f, "  host memory: {} page-locked for it", Bytes(device.host_locked))?;
+            match &device.host_unlocked {
+                Some(why) => writeln!(f, " ({why})")?,
+                None => writeln!(f)?,
+            }
         }
         self.notes.iter().try_for_each(|note| writeln!(f, "note: {note}"))
     }

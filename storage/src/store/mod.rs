@@ -25,7 +25,7 @@ use std::time::Duration;
 
 use crate::arena::{Arena, ArenaUse};
 use crate::catalog::Catalog;
-use crate::device::DeviceCache;
+use crate::device::{DeviceCache, PageLockTable};
 use crate::error::{Error, Result};
 use crate::metrics::CounterValues;
 use crate::mover::{Handle, Msg};
@@ -95,6 +95,7 @@ struct Inner {
     closed: AtomicBool,
     notes: Vec<String>,
     devices: Mutex<Vec<Arc<DeviceCache>>>,
+    page_locks: PageLockTable,
 }
 
 /// What a store has done and holds, at one moment.

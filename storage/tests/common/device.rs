@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use tensortier_gpu::emulated::{Emulated, Options};
 use tensortier_gpu::{
-    CopyOut, Device, DeviceBuffer, DeviceId, Error, Event, HostSource, HostTarget, Memory, Result,
-    Stream,
+    CopyOut, Device, DeviceBuffer, DeviceId, Error, Event, HostMemory, HostSource, HostTarget,
+    Memory, PageLock, Result, Stream,
 };
 use tensortier_storage::ticket::Ticket;
 
@@ -37,7 +37,10 @@ pub(crate) struct Watched {
 }
 
 pub(crate) fn watched(lateness: Duration) -> Arc<Watched> {
-    let options = Options { memory_bytes: 1 << 30, lateness };
+    watched_as(Options { memory_bytes: 1 << 30, lateness, ..Options::default() })
+}
+
+pub(crate) fn watched_as(options: Options) -> Arc<Watched> {
     let (faults, peak) = (Faults::default(), AtomicU64::new(0));
     Arc::new(Watched { inner: Emulated::new(options), faults, peak, gate: Mutex::default() })
 }
@@ -115,6 +118,11 @@ impl Watched {
         memory.total_bytes - memory.free_bytes
     }
 
+    /// Returns how much was copied whose memory on the host was not page-locked.
+    pub(crate) fn copied_unlocked_bytes(&self) -> u64 {
+        self.inner.copied_unlocked_bytes()
+    }
+
     /// Has the next copy to the device, and what its stream does later, wait for what is returned to
     /// be dropped.
     pub(crate) fn block_next_copy(&self) -> mpsc::Sender<()> {
@@ -165,6 +173,14 @@ impl Device for Watched {
         let buffer = self.inner.allocate(bytes);
         self.peak.fetch_max(self.in_use(), Ordering::SeqCst);
         buffer
+    }
+
+    fn page_lock(&self, memory: Arc<dyn HostMemory>) -> Result<PageLock> {
+        self.inner.page_lock(memory)
+    }
+
+    fn page_locked_bytes(&self) -> u64 {
+        self.inner.page_locked_bytes()
     }
 
     fn open_stream(&self) -> Result<Stream> {
