@@ -1,7 +1,12 @@
 //! The threads that work on one run together: it is cut into equal parts, one kernel call each. The
 //! bits do not depend on the cut.
 
-use rayon::prelude::*;
+use std::iter;
+use std::mem;
+use std::num::NonZero;
+use std::ops::Range;
+use std::thread;
+
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::error::{Error, Result};
@@ -17,10 +22,13 @@ const PART_ALIGN_ELEMS: usize = 64;
 /// More threads than any machine has cores for.
 const MOST_THREADS: usize = 1024;
 
-/// Kernel threads and the instruction set they use.
+/// Kernel threads and the instruction set they use. The calling thread is one of them: nobody is woken
+/// for its part, nor it by another, which takes as long as a hundred thousand elements.
 #[derive(Debug)]
 pub(crate) struct Team {
+    /// The others; one that never has work if there is none.
     pool: ThreadPool,
+    threads: usize,
     isa: Isa,
 }
 
@@ -57,19 +65,21 @@ impl Team {
     /// is asked for by name that is not there.
     pub(crate) fn new(threads: Option<usize>) -> Result<Self> {
         check_threads(threads)?;
+        let cores = || thread::available_parallelism().map_or(1, NonZero::get);
+        let threads = threads.filter(|threads| *threads > 0).unwrap_or_else(cores);
         let pool = ThreadPoolBuilder::new()
-            .num_threads(threads.unwrap_or(0))
+            .num_threads((threads - 1).max(1))
             .thread_name(|index| format!("tensortier-kernel-{index}"))
             .build()
             .map_err(|error| Error::Config {
                 what: String::from("kernel threads"),
                 why: format!("{error}; ask for fewer"),
             })?;
-        Ok(Team { pool, isa: Isa::detect()? })
+        Ok(Team { pool, threads, isa: Isa::detect()? })
     }
 
     pub(crate) fn threads(&self) -> usize {
-        self.pool.current_num_threads()
+        self.threads
     }
 
     pub(crate) fn isa(&self) -> Isa {
@@ -85,23 +95,32 @@ impl Team {
         }
         let each = elems.div_ceil(parts).next_multiple_of(PART_ALIGN_ELEMS);
         let mut results = vec![Ok(()); elems.div_ceil(each)];
-        let isa = self.isa;
-        self.pool.scope(|scope| {
-            let mut rest = Some(job);
-            for result in &mut results {
-                let part = match rest.take() {
-                    Some(job) if job.len() > each => {
-                        let (part, tail) = job.split_at(each);
-                        rest = Some(tail);
-                        part
-                    }
-                    Some(job) => job,
-                    None => break,
-                };
-                scope.spawn(move |_| *result = part.run(isa, k));
+        let mut rest = Some(job);
+        let parts = iter::from_fn(|| {
+            let job = rest.take()?;
+            if job.len() <= each {
+                return Some(job);
             }
+            let (part, tail) = job.split_at(each);
+            rest = Some(tail);
+            Some(part)
         });
+        let isa = self.isa;
+        self.together(parts.zip(&mut results), |(part, result)| *result = part.run(isa, k));
         results.into_iter().collect()
+    }
+
+    /// Does `each` of all parts at the same time, of the last on the calling thread.
+    fn together<P: Send>(&self, parts: impl Iterator<Item = P>, each: impl Fn(P) + Sync) {
+        let (mut parts, each) = (parts, &each);
+        let Some(mut last) = parts.next() else { return };
+        self.pool.in_place_scope(|scope| {
+            for next in parts {
+                let part = mem::replace(&mut last, next);
+                scope.spawn(move |_| each(part));
+            }
+            each(last);
+        });
     }
 
     /// Fills `out`, one value for each block of `elems` elements, by `of`, which is given the
@@ -110,17 +129,14 @@ impl Team {
         &self,
         elems: usize,
         out: &mut [T],
-        of: impl Fn(std::ops::Range<usize>) -> T + Sync,
+        of: impl Fn(Range<usize>) -> T + Sync,
     ) {
-        let block = BLOCK_ELEMS as usize;
-        let one = |(index, out): (usize, &mut T)| {
-            *out = of(index * block..((index + 1) * block).min(elems));
-        };
-        if out.len() <= 1 {
-            out.iter_mut().enumerate().for_each(one);
-        } else {
-            self.pool.install(|| out.par_iter_mut().enumerate().for_each(one));
-        }
+        let (block, blocks) = (BLOCK_ELEMS as usize, self.blocks_per_part(out.len()));
+        self.together(out.chunks_mut(blocks).enumerate(), |(part, out)| {
+            for (index, out) in (part * blocks..).zip(out) {
+                *out = of(index * block..((index + 1) * block).min(elems));
+            }
+        });
     }
 
     /// Calls `each` for each block of `data`, with its number, and the value of `out` that belongs to
@@ -131,14 +147,15 @@ impl Team {
         out: &mut [T],
         each: impl Fn(usize, &mut [A], &mut T) + Sync,
     ) {
-        let block = BLOCK_ELEMS as usize;
-        if out.len() <= 1 {
-            let blocks = data.chunks_mut(block).zip(out).enumerate();
-            return blocks.for_each(|(index, (data, out))| each(index, data, out));
-        }
-        self.pool.install(|| {
-            let blocks = data.par_chunks_mut(block).zip(out).enumerate();
-            blocks.for_each(|(index, (data, out))| each(index, data, out));
+        let (block, blocks) = (BLOCK_ELEMS as usize, self.blocks_per_part(out.len()));
+        let parts = data.chunks_mut(blocks * block).zip(out.chunks_mut(blocks)).enumerate();
+        self.together(parts, |(part, (data, out))| {
+            let of_part = data.chunks_mut(block).zip(out);
+            (part * blocks..).zip(of_part).for_each(|(index, (data, out))| each(index, data, out));
         });
+    }
+
+    fn blocks_per_part(&self, blocks: usize) -> usize {
+        blocks.div_ceil(self.threads).max(1)
     }
 }
