@@ -12,6 +12,6 @@ cd "$(dirname "$0")/.."
 cargo build --release -p tensortier-bench --bin store
 bench=${CARGO_TARGET_DIR:-target}/release/store
 trap '"$rig" down' EXIT
-mapfile -t dirs < <("$rig" up fast=600,4 slow=350,4)
+mapfile -t dirs < <("$rig" up fast=600,5 slow=350,4)
 "$rig" run -- "$bench" "$@" --path "${dirs[0]}=600" --path "${dirs[1]}=350" \
     --slow-command "'$rig' rate slow 35" --slow-mbps 35 --restore-command "'$rig' rate slow 350"

@@ -31,7 +31,10 @@ impl Mover {
         // Whoever asks for it may have made room: every path is offered the chunks afresh.
         self.forgive_paths();
         let mut waiting = HashSet::new();
-        let chunks: Vec<_> = self.resident.values().map(|chunk| ChunkRef::clone(chunk)).collect();
+        let mut chunks: Vec<_> =
+            self.resident.values().map(|chunk| ChunkRef::clone(chunk)).collect();
+        // Neighbours one after the other, so that they come to lie on different paths.
+        chunks.sort_unstable_by_key(|chunk| chunk.id());
         for chunk in chunks {
             let answer = chunk.cell.lock().residency.flush();
             match answer {

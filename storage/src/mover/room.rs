@@ -21,9 +21,10 @@ use super::state::{Mover, Victim};
 const VICTIMS_PER_LOOK: usize = 64;
 const VICTIMS_PART: usize = 16;
 
-/// How much memory is made ahead of demands: this part of the budget, at most so many bytes per path,
-/// enough that every path has its next chunk while it writes one.
-const AHEAD_PART: u64 = 8;
+/// How much memory is made ahead of demands: this part of the budget, at most so many bytes per path
+/// and what it has in flight. Were it less than the queues of all paths take, those that are believed
+/// to be fast would get all of it, and nobody would see that the others are not slow.
+const AHEAD_PART: u64 = 4;
 const AHEAD_BYTES: u64 = 16 << 20;
 
 /// The first part of the rank of a chunk that was read ahead and not yet used: below all others.
@@ -173,8 +174,10 @@ impl Mover {
 
     /// Returns how much may leave ahead of demands, in bytes.
     fn ahead_bytes(&self) -> u64 {
-        let paths = self.health.iter().filter(|health| !health.retired).count() as u64;
-        (self.handle.shared.arena.usage().for_frames() / AHEAD_PART).min(paths * AHEAD_BYTES)
+        let paths = self.handle.shared.paths.all().into_iter();
+        let takes_writes = paths.filter(|path| !self.health[path.id.index()].retired);
+        let queues = takes_writes.map(|path| path.store.depth_bytes() + AHEAD_BYTES).sum();
+        (self.handle.shared.arena.usage().for_frames() / AHEAD_PART).min(queues)
     }
 
     /// Lets more leave than one demand needs, so that `rest` bytes more find room: chunks would be

@@ -142,6 +142,7 @@ impl Mover {
         self.prefetch.clear();
         self.end_schedules();
         self.to_write.clear();
+        self.to_write_bytes = 0;
         self.sealed.clear();
         self.settles.clear();
         self.refuse_waiters();

@@ -49,6 +49,7 @@ pub(super) struct Mover {
     pub(super) transfers: Transfers,
 
     pub(super) to_write: VecDeque<ChunkRef>,
+    pub(super) to_write_bytes: u64,
     /// The chunks in `to_write`.
     pub(super) queued: HashSet<ChunkId>,
     pub(super) sealed: VecDeque<Sealed>,
@@ -120,6 +121,7 @@ impl Mover {
             filling: 0,
             transfers: Transfers::default(),
             to_write: VecDeque::new(),
+            to_write_bytes: 0,
             queued: HashSet::new(),
             sealed: VecDeque::new(),
             sealing: 0,

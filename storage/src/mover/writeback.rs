@@ -58,6 +58,7 @@ impl Mover {
         // One taken back and decided again while it was still in the queue keeps its old turn.
         if self.queued.insert(chunk.id()) {
             self.to_write.push_back(chunk.clone());
+            self.to_write_bytes += chunk.bytes();
         }
     }
 
@@ -91,6 +92,7 @@ impl Mover {
         while self.sealing + self.sealed.len() < self.health.len() + 1 {
             let Some(chunk) = self.to_write.pop_front() else { break };
             self.queued.remove(&chunk.id());
+            self.to_write_bytes -= chunk.bytes();
             let mut cell = chunk.cell.lock();
             // Only a chunk that drains may have another reader: a lease to write takes it exclusively.
             let started = cell.residency.start_drain();
@@ -120,7 +122,13 @@ impl Mover {
             }
             let candidates = self.candidates(&sealed);
             let bytes = sealed.stored_bytes();
-            match self.placer.choose(&candidates, bytes) {
+            let choice = if self.settles.is_empty() {
+                self.placer.choose(&candidates, bytes)
+            } else {
+                let sealed: u64 = self.sealed.iter().map(Sealed::stored_bytes).sum();
+                self.placer.choose_in_time(candidates, bytes, sealed + self.to_write_bytes)
+            };
+            match choice {
                 Choice::Parts(parts) => match self.reserve(&parts) {
                     Ok(pieces) => self.write(sealed, pieces),
                     Err((path, errno)) => {
@@ -154,12 +162,15 @@ impl Mover {
             // between two messages, little enough that the path of a chunk is chosen late.
             let most = store.depth_bytes() + bytes;
             let soon_bytes = (profile.write_bps * PATH_QUEUE_SECONDS) as u64;
-            let queue_bytes = if on_probation { 1 } else { soon_bytes.clamp(1, most) };
+            let most_bytes = if on_probation { 1 } else { soon_bytes.clamp(1, most) };
+            let queued_bytes = store.outstanding().write_bytes;
             Candidate {
                 path: id,
-                sustained_bps: if on_probation { 1.0 } else { profile.share() },
+                sustained_bps: profile.share(),
+                queued_bytes,
                 usable: open && self.health[id.index()].usable(now),
-                ready: store.outstanding().write_bytes < queue_bytes,
+                on_probation,
+                ready: queued_bytes < most_bytes,
             }
         };
         let mut all: Vec<_> = self.handle.shared.paths.all().into_iter().map(one).collect();

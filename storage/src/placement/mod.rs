@@ -37,8 +37,12 @@ pub(crate) struct Candidate {
     pub(crate) path: PathId,
     /// The rate it sustains each way for an equal mix of reads and writes, in bytes per second.
     pub(crate) sustained_bps: f64,
+    /// What it has to write already, in bytes.
+    pub(crate) queued_bytes: u64,
     /// Whether it can take a chunk at all (not full, not sick).
     pub(crate) usable: bool,
+    /// It did not answer for a while: it gets the least share until it is trusted again.
+    pub(crate) on_probation: bool,
     /// Whether its queue has room for another chunk now.
     pub(crate) ready: bool,
 }
@@ -70,6 +74,10 @@ pub(crate) enum Choice {
 /// of the turns it lets pass it keeps a claim on one chunk. So when every queue is full each path gets
 /// as much as it completes, whatever is believed of it: a wrong first view, a path that slows down and
 /// one that recovers cost nothing before they are understood.
+///
+/// Where somebody waits for the last of what is to be written, whole chunks at the end go where they
+/// end in time rather than where a queue happens to have room: a slow path that took one chunk more
+/// than it is due would keep him, and later every reader of the object, for as long as that takes.
 #[derive(Debug)]
 pub(crate) struct Placer {
     rule: Placement,
@@ -96,6 +104,19 @@ impl Placer {
             Placement::Whole => whole::choose(&mut self.credit, candidates, bytes),
             Placement::Stripe => stripe::choose(&mut self.credit, candidates, bytes),
         }
+    }
+
+    /// As [`Placer::choose`], where somebody waits until these bytes and `rest` more are written.
+    pub(crate) fn choose_in_time(
+        &mut self,
+        mut candidates: Vec<Candidate>,
+        bytes: u64,
+        rest: u64,
+    ) -> Choice {
+        if self.rule == Placement::Whole {
+            whole::leave_out_late(&mut candidates, bytes, rest);
+        }
+        self.choose(&candidates, bytes)
     }
 }
 
@@ -124,11 +145,10 @@ impl Credit {
 
 /// Returns each candidate's share of new bytes; the shares of usable paths add up to 1.
 pub(crate) fn shares(candidates: &[Candidate]) -> Vec<f64> {
-    let total: f64 = candidates.iter().filter(|c| c.usable).map(|c| c.sustained_bps.max(1.0)).sum();
-    let floored = candidates
-        .iter()
-        .map(|c| if c.usable { (c.sustained_bps.max(1.0) / total).max(LEAST_SHARE) } else { 0.0 });
-    let floored: Vec<f64> = floored.collect();
+    let weight = |c: &Candidate| if c.on_probation { 1.0 } else { c.sustained_bps.max(1.0) };
+    let total: f64 = candidates.iter().filter(|c| c.usable).map(weight).sum();
+    let share = |c: &Candidate| if c.usable { (weight(c) / total).max(LEAST_SHARE) } else { 0.0 };
+    let floored: Vec<f64> = candidates.iter().map(share).collect();
     let sum: f64 = floored.iter().sum();
     floored.into_iter().map(|share| if sum > 0.0 { share / sum } else { 0.0 }).collect()
 }
@@ -178,7 +198,9 @@ mod tests {
                 let one = |i: usize| Candidate {
                     path: PathId(i as u16),
                     sustained_bps: self.meters[i].profile().write_bps,
+                    queued_bytes: self.queued[i] as u64,
                     usable: true,
+                    on_probation: false,
                     ready: self.queued[i] < 2.0 * CHUNK as f64,
                 };
                 let all: Vec<_> = (0..self.rates.len()).map(one).collect();
@@ -270,7 +292,9 @@ mod tests {
         let one = |(i, rate): (usize, &f64)| Candidate {
             path: PathId(i as u16),
             sustained_bps: *rate,
+            queued_bytes: 0,
             usable: true,
+            on_probation: false,
             ready: true,
         };
         rates.iter().enumerate().map(one).collect()

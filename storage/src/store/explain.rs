@@ -60,7 +60,9 @@ impl Store {
         let candidate = |member: &Member| Candidate {
             path: member.id,
             sustained_bps: member.store.profile().share(),
+            queued_bytes: 0,
             usable: member.takes_writes,
+            on_probation: false,
             ready: true,
         };
         let candidates: Vec<_> = members.iter().map(candidate).collect();
