@@ -13,7 +13,7 @@ const PART: f64 = 0.25;
 
 /// The shortest and the longest time of one measurement.
 const SHORTEST: Duration = Duration::from_millis(100);
-const LONGEST: Duration = Duration::from_millis(500);
+const LONGEST: Duration = Duration::from_secs(2);
 
 /// What the paths carried between the steps. A drive that others use as well is never the same for
 /// long: one measurement at the end says little of the steps before it.
