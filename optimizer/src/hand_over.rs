@@ -13,9 +13,6 @@ use crate::strides::Strides;
 use crate::subgroup::{BLOCK_ELEMS, Run};
 use crate::ties::Layout;
 
-/// Weights that are looked at together, in elements, unless a single run is longer.
-const LOOK_ELEMS: u64 = 16 << 20;
-
 /// Where the weights of a run lie, or of all of a parameter if they are strided.
 struct Place {
     param: usize,
@@ -158,44 +155,23 @@ impl Optimizer {
         io: &mut dyn StepIo,
     ) -> Result<()> {
         let mut hashes = Vec::new();
-        for (param, range) in self.written_weights(todo, active) {
-            let first = (range.start / BLOCK_ELEMS) as usize;
-            let blocks = (range.end - range.start).div_ceil(BLOCK_ELEMS) as usize;
+        for run in todo.iter().flat_map(|index| &self.plan.subgroups[*index].runs) {
+            let progress = &self.progress[run.param];
+            let split = self.plan.forms[run.param].precision == StatePrecision::SplitMaster;
+            if !split || !active[run.param] || progress.fresh {
+                continue;
+            }
+            let first = (run.range.start / BLOCK_ELEMS) as usize;
+            let blocks = (run.range.end - run.range.start).div_ceil(BLOCK_ELEMS) as usize;
             hashes.resize(blocks, 0);
-            let segment = io.segment(param, range.clone());
-            self.hash_weights(&segment.weight, range, &mut hashes);
-            if hashes != self.progress[param].hashes[first..first + blocks] {
-                let param = self.plan.params[param].name.clone();
+            let segment = io.segment(run.param, run.range.clone());
+            self.hash_weights(&segment.weight, run.range.clone(), &mut hashes);
+            if hashes != progress.hashes[first..first + blocks] {
+                let param = self.plan.params[run.param].name.clone();
                 return Err(Error::WeightsChanged { param });
             }
         }
         Ok(())
-    }
-
-    /// Returns which weights of the subgroups `todo` were written before as halves of a split master.
-    /// Neighbours are one range, for the threads to meet less often.
-    fn written_weights(&self, todo: &[usize], active: &[bool]) -> Vec<(usize, Range<u64>)> {
-        let written = |run: &&Run| {
-            let split = self.plan.forms[run.param].precision == StatePrecision::SplitMaster;
-            split && active[run.param] && !self.progress[run.param].fresh
-        };
-        let runs = todo.iter().flat_map(|index| &self.plan.subgroups[*index].runs).filter(written);
-        let mut runs: Vec<&Run> = runs.collect();
-        runs.sort_unstable_by_key(|run| (run.param, run.range.start));
-        let mut ranges: Vec<(usize, Range<u64>)> = Vec::new();
-        for run in runs {
-            match ranges.last_mut() {
-                Some((param, range))
-                    if *param == run.param
-                        && range.end == run.range.start
-                        && run.range.end - range.start <= LOOK_ELEMS =>
-                {
-                    range.end = run.range.end;
-                }
-                _ => ranges.push((run.param, run.range.clone())),
-            }
-        }
-        ranges
     }
 
     /// Fills `hashes`, one for each block, with those of weights `range`.
