@@ -61,10 +61,20 @@ fn anonymous() -> u64 {
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
 }
 
+/// Ends a watcher when it is dropped, also by a work that fails.
+struct Done<'a>(&'a AtomicBool);
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Returns by how much memory grew at most while `work` was done.
 fn growth(work: impl FnOnce()) -> u64 {
     let (before, peak, done) = (anonymous(), AtomicU64::new(0), AtomicBool::new(false));
     std::thread::scope(|scope| {
+        let _done = Done(&done);
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
                 peak.fetch_max(anonymous(), Ordering::Relaxed);
@@ -72,7 +82,6 @@ fn growth(work: impl FnOnce()) -> u64 {
             }
         });
         work();
-        done.store(true, Ordering::Relaxed);
     });
     peak.into_inner().saturating_sub(before)
 }
