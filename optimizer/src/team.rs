@@ -111,8 +111,8 @@ impl Team {
     }
 
     /// Does `each` of all parts at the same time, of the last on the calling thread.
-    fn together<P: Send>(&self, parts: impl Iterator<Item = P>, each: impl Fn(P) + Sync) {
-        let (mut parts, each) = (parts, &each);
+    fn together<P: Send>(&self, mut parts: impl Iterator<Item = P>, each: impl Fn(P) + Sync) {
+        let each = &each;
         let Some(mut last) = parts.next() else { return };
         self.pool.in_place_scope(|scope| {
             for next in parts {
