@@ -53,7 +53,21 @@ impl FilePathStore {
     /// when the engine asked for is not available, [`Error::System`] without threads or memory.
     /// Nothing is left behind then.
     pub fn open(options: &Path, engine: EngineChoice, clock: Clock) -> Result<Self> {
-        Self::open_with(options, engine, clock, |engine| engine)
+        Self::open_beside(options, engine, clock, [])
+    }
+
+    /// As [`FilePathStore::open`], for a store whose other paths are on the devices `others`: on one
+    /// device each is taken to have an equal part of it, until its own speed is known.
+    ///
+    /// # Errors
+    /// As [`FilePathStore::open`].
+    pub(crate) fn open_beside(
+        options: &Path,
+        engine: EngineChoice,
+        clock: Clock,
+        others: impl IntoIterator<Item = u64>,
+    ) -> Result<Self> {
+        Self::open_with(options, engine, clock, options.sharers(others), |engine| engine)
     }
 
     /// As [`FilePathStore::open`], with the engine that `decorate` makes of the one chosen.
@@ -67,13 +81,14 @@ impl FilePathStore {
         clock: Clock,
         decorate: impl FnOnce(Arc<dyn IoEngine>) -> Arc<dyn IoEngine>,
     ) -> Result<Self> {
-        Self::open_with(options, engine, clock, decorate)
+        Self::open_with(options, engine, clock, 1, decorate)
     }
 
     fn open_with(
         options: &Path,
         choice: EngineChoice,
         clock: Clock,
+        sharers: usize,
         decorate: impl FnOnce(Arc<dyn IoEngine>) -> Arc<dyn IoEngine>,
     ) -> Result<Self> {
         validate(options)?;
@@ -90,7 +105,7 @@ impl FilePathStore {
         let (direct, fallocate) = (found.direct, found.fallocate);
         let segments = Arc::new(Segments::new(Making { direct, fallocate, quota }));
         let dir = scratch.fd();
-        let profile = seed(&Rig { engine: &*engine, segments: &segments, dir }, options);
+        let profile = seed(&Rig { engine: &*engine, segments: &segments, dir }, options, sharers);
         let deadline = options.deadline.unwrap_or(options.kind.deadline());
         let pump = Pump::start(engine, clock, Arc::clone(&segments), (limits, deadline), profile)?;
         let dir = dir.try_clone_to_owned().map_err(|error| {

@@ -104,4 +104,29 @@ impl Path {
         self.deadline = Some(deadline);
         self
     }
+
+    /// Returns the number of the device that the directory is on, if there is such a directory.
+    pub(crate) fn device(&self) -> Option<u64> {
+        rustix::fs::stat(&self.dir).ok().map(|stat| stat.st_dev)
+    }
+
+    /// Returns how many paths are on its device, itself included, if others are on these.
+    pub(super) fn sharers(&self, others: impl IntoIterator<Item = u64>) -> usize {
+        let own = self.device();
+        1 + others.into_iter().filter(|device| Some(*device) == own).count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_knows_how_many_share_its_device() {
+        let path = Path::new(std::env::temp_dir());
+        let own = path.device().unwrap();
+        assert_eq!(path.sharers([]), 1);
+        assert_eq!(path.sharers([own, own + 1, own]), 3);
+        assert_eq!(Path::new("/not/there").sharers([own]), 1);
+    }
 }

@@ -11,6 +11,7 @@ use super::{Extent, Path, PathProfile};
 use crate::arena::{Arena, FrameMut, FrameRef, GRANULE};
 use crate::error::Errno;
 use crate::io::{IoEngine, Operation, Transfer};
+use crate::units::BytesPerSecond;
 
 /// How much is moved at a time once the first transfer has shown that it will not take long.
 const BATCH_BYTES: u64 = 4 << 20;
@@ -28,10 +29,10 @@ pub(super) struct Rig<'a> {
     pub(super) dir: BorrowedFd<'a>,
 }
 
-/// Returns a first view of the path: its caps where both are set, else what a short trial shows, cut
-/// to the caps. The directions are taken to share one device unless both are capped: learning that
-/// they do not costs less than the opposite.
-pub(super) fn seed(rig: &Rig<'_>, options: &Path) -> PathProfile {
+/// Returns a first view of the path: its caps where both are set, else its part of what a short trial
+/// of the device shows, cut to the caps. The directions are taken to share one device unless both are
+/// capped: learning that they do not costs less than the opposite.
+pub(super) fn seed(rig: &Rig<'_>, options: &Path, sharers: usize) -> PathProfile {
     if let (Some(read), Some(write)) = (options.read_cap, options.write_cap) {
         return PathProfile::new(read.0, write.0, 0.0);
     }
@@ -39,9 +40,16 @@ pub(super) fn seed(rig: &Rig<'_>, options: &Path) -> PathProfile {
         tracing::debug!(%errno, dir = %options.dir.display(), "the speed could not be tried");
         (UNKNOWN_BPS, UNKNOWN_BPS)
     });
-    let cut =
-        |bps: f64, cap: Option<crate::units::BytesPerSecond>| bps.min(cap.map_or(bps, |c| c.0));
-    PathProfile::new(cut(read, options.read_cap), cut(write, options.write_cap), 1.0)
+    part_of_device((read, write), sharers, options)
+}
+
+/// Returns the view of one of the `sharers` of a device that was seen to read and write at these rates.
+fn part_of_device((read, write): (f64, f64), sharers: usize, options: &Path) -> PathProfile {
+    let part = |bps: f64, cap: Option<BytesPerSecond>| {
+        let part = bps / sharers as f64;
+        cap.map_or(part, |cap| part.min(cap.0))
+    };
+    PathProfile::new(part(read, options.read_cap), part(write, options.write_cap), 1.0)
 }
 
 /// Returns the read and write rate of a short trial.
@@ -169,5 +177,19 @@ impl Trial<'_> {
             result = result.and(one);
         }
         result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_on_one_device_share_what_a_trial_shows_but_not_what_they_are_capped_to() {
+        let path = Path::new("/somewhere").write_cap(BytesPerSecond(200e6));
+        let view = |sharers| part_of_device((3e9, 1e9), sharers, &path);
+        assert_eq!((view(1).read_bps, view(1).write_bps), (3e9, 200e6));
+        assert_eq!((view(3).read_bps, view(3).write_bps), (1e9, 200e6));
+        assert_eq!(view(10).write_bps, 100e6);
     }
 }

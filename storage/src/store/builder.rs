@@ -173,9 +173,13 @@ impl StoreBuilder {
         let packing = if set_aside > 0 { Some(Arena::new(set_aside)?) } else { None };
         let clock = self.clock;
         let mut paths: Vec<Arc<dyn PathStore>> = Vec::new();
-        for path in &self.paths {
+        let devices: Vec<Option<u64>> = self.paths.iter().map(Path::device).collect();
+        for (index, path) in self.paths.iter().enumerate() {
+            let (before, after) = (&devices[..index], &devices[index + 1..]);
+            let others = before.iter().chain(after).copied().flatten();
+            let path = FilePathStore::open_beside(path, self.engine, clock.clone(), others);
             // A path opened before one that fails removes its directory when it is dropped here.
-            paths.push(Arc::new(FilePathStore::open(path, self.engine, clock.clone())?));
+            paths.push(Arc::new(path?));
         }
         paths.extend(self.stores);
         let (notes, catalog) = (notes(&paths), Catalog::new(arena.clone()));

@@ -31,9 +31,11 @@ impl Store {
     pub fn add_path(&self, path: &Path, engine: EngineChoice) -> Result<PathId> {
         self.check_open()?;
         self.refuse_known(&path.dir)?;
-        let store: Arc<dyn PathStore> =
-            Arc::new(FilePathStore::open(path, engine, Clock::system())?);
-        self.add_path_store(store)
+        let members = self.0.handle.shared.paths.all();
+        let taking = members.iter().filter(|member| member.takes_writes);
+        let others = taking.map(|member| member.store.capabilities().device);
+        let store = FilePathStore::open_beside(path, engine, Clock::system(), others)?;
+        self.add_path_store(Arc::new(store))
     }
 
     /// Adds a path of the caller's own making.
