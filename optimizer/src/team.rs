@@ -1,10 +1,10 @@
-//! The threads that work on one run together: it is cut into equal parts, one kernel call each. The
-//! bits do not depend on the cut.
+//! The threads that work on one run together: it is cut into parts, one kernel call each, and each
+//! thread takes the next. The bits do not depend on the cut.
 
 use std::iter;
-use std::mem;
 use std::num::NonZero;
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
@@ -15,6 +15,9 @@ use crate::subgroup::BLOCK_ELEMS;
 
 /// A part below this many elements is not worth a thread's wake-up (about as long as the update).
 const LEAST_PART_ELEMS: usize = 32 << 10;
+
+/// So many parts of a run for each thread, that none waits long for another's last.
+const PARTS_PER_THREAD: usize = 4;
 
 /// Parts are cut here, so that no cache line is written by two threads.
 const PART_ALIGN_ELEMS: usize = 64;
@@ -89,37 +92,38 @@ impl Team {
     /// Does a job in parts.
     pub(crate) fn update(&self, k: &Scalars, job: impl Job) -> Result<(), KernelError> {
         let elems = job.len();
-        let parts = (elems / LEAST_PART_ELEMS).clamp(1, self.threads());
-        if parts == 1 {
-            return job.run(self.isa, k);
+        let most = if self.threads == 1 { 1 } else { self.threads * PARTS_PER_THREAD };
+        let count = (elems / LEAST_PART_ELEMS).clamp(1, most);
+        let each = elems.div_ceil(count).next_multiple_of(PART_ALIGN_ELEMS);
+        let (mut parts, mut rest) = (Vec::with_capacity(count), job);
+        while rest.len() > each {
+            let (part, tail) = rest.split_at(each);
+            parts.push(part);
+            rest = tail;
         }
-        let each = elems.div_ceil(parts).next_multiple_of(PART_ALIGN_ELEMS);
-        let mut results = vec![Ok(()); elems.div_ceil(each)];
-        let mut rest = Some(job);
-        let parts = iter::from_fn(|| {
-            let job = rest.take()?;
-            if job.len() <= each {
-                return Some(job);
-            }
-            let (part, tail) = job.split_at(each);
-            rest = Some(tail);
-            Some(part)
-        });
+        parts.push(rest);
+        let mut results = vec![Ok(()); parts.len()];
         let isa = self.isa;
-        self.together(parts.zip(&mut results), |(part, result)| *result = part.run(isa, k));
+        let of_parts = parts.into_iter().zip(&mut results);
+        self.together(of_parts, |(part, result)| *result = part.run(isa, k));
         results.into_iter().collect()
     }
 
-    /// Does `each` of all parts at the same time, of the last on the calling thread.
-    fn together<P: Send>(&self, mut parts: impl Iterator<Item = P>, each: impl Fn(P) + Sync) {
-        let each = &each;
-        let Some(mut last) = parts.next() else { return };
+    /// Does `each` of all parts, the calling thread among those who do. Whoever is free takes the next:
+    /// a thread that wakes up late, or is kept from its work by another's, holds up one part and no
+    /// more.
+    fn together<P: Send>(
+        &self,
+        parts: impl ExactSizeIterator<Item = P> + Send,
+        each: impl Fn(P) + Sync,
+    ) {
+        let others = (self.threads - 1).min(parts.len().saturating_sub(1));
+        let parts = Mutex::new(parts);
+        let next = || parts.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let work = || iter::from_fn(next).for_each(&each);
         self.pool.in_place_scope(|scope| {
-            for next in parts {
-                let part = mem::replace(&mut last, next);
-                scope.spawn(move |_| each(part));
-            }
-            each(last);
+            (0..others).for_each(|_| scope.spawn(|_| work()));
+            work();
         });
     }
 
@@ -131,11 +135,9 @@ impl Team {
         out: &mut [T],
         of: impl Fn(Range<usize>) -> T + Sync,
     ) {
-        let (block, blocks) = (BLOCK_ELEMS as usize, self.blocks_per_part(out.len()));
-        self.together(out.chunks_mut(blocks).enumerate(), |(part, out)| {
-            for (index, out) in (part * blocks..).zip(out) {
-                *out = of(index * block..((index + 1) * block).min(elems));
-            }
+        let block = BLOCK_ELEMS as usize;
+        self.together(out.iter_mut().enumerate(), |(index, out)| {
+            *out = of(index * block..((index + 1) * block).min(elems));
         });
     }
 
@@ -147,15 +149,7 @@ impl Team {
         out: &mut [T],
         each: impl Fn(usize, &mut [A], &mut T) + Sync,
     ) {
-        let (block, blocks) = (BLOCK_ELEMS as usize, self.blocks_per_part(out.len()));
-        let parts = data.chunks_mut(blocks * block).zip(out.chunks_mut(blocks)).enumerate();
-        self.together(parts, |(part, (data, out))| {
-            let of_part = data.chunks_mut(block).zip(out);
-            (part * blocks..).zip(of_part).for_each(|(index, (data, out))| each(index, data, out));
-        });
-    }
-
-    fn blocks_per_part(&self, blocks: usize) -> usize {
-        blocks.div_ceil(self.threads).max(1)
+        let blocks = data.chunks_mut(BLOCK_ELEMS as usize).zip(out).enumerate();
+        self.together(blocks, |(index, (data, out))| each(index, data, out));
     }
 }
