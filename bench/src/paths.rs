@@ -26,6 +26,10 @@ const GIVEN_SECONDS: f64 = 2.5;
 /// Token buckets in MB/s, as 1 : 1.7 : 5 and once more the slowest.
 const CAPS: [f64; 4] = [100e6, 170e6, 500e6, 100e6];
 
+/// Token buckets in MB/s for reads and for writes, whose ratio differs from path to path.
+const UNEQUAL: [[(f64, f64); 2]; 2] =
+    [[(200e6, 100e6), (100e6, 200e6)], [(300e6, 100e6), (100e6, 100e6)]];
+
 /// A set of paths and what they carry each way together.
 struct Set {
     name: String,
@@ -33,6 +37,9 @@ struct Set {
     sum: f64,
     slowest: f64,
     least_seconds: f64,
+    /// Whether reads and writes have the same ratio on all of them. If not, the sum is that of the
+    /// slower ways: what is put on a path is got from it, so no more than that goes through for good.
+    alike: bool,
 }
 
 /// Measures the row.
@@ -42,19 +49,13 @@ struct Set {
 pub fn run(options: &Options, table: &Table) -> Result<(), Failure> {
     let known = options.known();
     if known.is_empty() {
-        let dirs: Vec<_> = options.paths.iter().map(|path| path.dir.clone()).collect();
         for count in 2..=CAPS.len() {
-            let own = |i: usize| {
-                let parent = dirs.get(i % dirs.len().max(1)).cloned();
-                Scratch::new(&parent.unwrap_or_else(std::env::temp_dir), &format!("{count}-{i}"))
-            };
-            let scratch = (0..count).map(own).collect::<Result<Vec<_>, _>>()?;
-            let caps = CAPS[..count].iter().map(|cap| BytesPerSecond(*cap));
-            let capped =
-                |(dir, cap): (&Scratch, _)| Path::new(dir.path()).read_cap(cap).write_cap(cap);
-            let paths = scratch.iter().zip(caps).map(capped).collect();
-            let set = Set::new(format!("{count} capped"), paths, &CAPS[..count]);
-            measure(options, table, &set)?;
+            let caps: Vec<_> = CAPS[..count].iter().map(|cap| (*cap, *cap)).collect();
+            measure_capped(options, table, format!("{count} capped"), &caps)?;
+        }
+        for caps in UNEQUAL {
+            let shown = caps.map(|(read, write)| format!("{}r/{}w", read / 1e6, write / 1e6));
+            measure_capped(options, table, shown.join(" + "), &caps)?;
         }
     } else {
         let rates: Vec<f64> = known.iter().filter_map(|path| path.bps).collect();
@@ -65,10 +66,32 @@ pub fn run(options: &Options, table: &Table) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Measures paths with token buckets for reads and writes.
+fn measure_capped(
+    options: &Options,
+    table: &Table,
+    name: String,
+    caps: &[(f64, f64)],
+) -> Result<(), Failure> {
+    let dirs: Vec<_> = options.paths.iter().map(|path| path.dir.clone()).collect();
+    let own = |i: usize| {
+        let parent = dirs.get(i % dirs.len().max(1)).cloned();
+        Scratch::new(&parent.unwrap_or_else(std::env::temp_dir), &format!("capped-{i}"))
+    };
+    let scratch = (0..caps.len()).map(own).collect::<Result<Vec<_>, _>>()?;
+    let capped = |(dir, (read, write)): (&Scratch, &(f64, f64))| {
+        Path::new(dir.path()).read_cap(BytesPerSecond(*read)).write_cap(BytesPerSecond(*write))
+    };
+    let paths = scratch.iter().zip(caps).map(capped).collect();
+    let slower: Vec<_> = caps.iter().map(|(read, write)| read.min(*write)).collect();
+    let alike = caps.iter().all(|(read, write)| read * caps[0].1 == write * caps[0].0);
+    measure(options, table, &Set { alike, ..Set::new(name, paths, &slower) })
+}
+
 impl Set {
     fn new(name: String, paths: Vec<Path>, rates: &[f64]) -> Self {
         let slowest = rates.iter().copied().fold(f64::INFINITY, f64::min);
-        Set { name, paths, sum: rates.iter().sum(), slowest, least_seconds: 0.0 }
+        Set { name, paths, sum: rates.iter().sum(), slowest, least_seconds: 0.0, alike: true }
     }
 
     fn open(&self) -> Result<Store, Failure> {
@@ -106,7 +129,8 @@ fn measure(options: &Options, table: &Table, set: &Set) -> Result<(), Failure> {
             let case = format!("{}: {case}, {state}", set.name);
             let figure = Figure::of_pairs(ROW, case, "MB/s", &pairs);
             let note = format!("{} MiB in chunks of 4 MiB each way", bytes / MIB);
-            table.push(&figure.bar(Bar::Ratio(0.97)).note(note));
+            let figure = figure.note(note);
+            table.push(&if set.alike { figure.bar(Bar::Ratio(0.97)) } else { figure });
         }
     }
     Ok(())

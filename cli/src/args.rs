@@ -61,7 +61,8 @@ pub(crate) struct AdamArgs {
 
     /// Directory for optimizer state, repeatable; options follow its name after commas:
     /// kind=nvme|remote, read=RATE, write=RATE (limits, for example 1.5GB/s), quota=SIZE,
-    /// deadline=SECONDS (after which a path that answers nothing is given up)
+    /// deadline=SECONDS (after which a path that answers nothing is given up),
+    /// processes=COUNT|any|auto (how many processes use its device at one time)
     /// [default: a scratch directory under /var/tmp]
     #[arg(long = "path", value_name = "DIR[,OPTION=VALUE...]", help_heading = PLACES)]
     pub(crate) paths: Vec<PathArg>,

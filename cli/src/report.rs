@@ -95,6 +95,9 @@ pub(crate) struct PathPlan {
     /// Whether the page cache is bypassed.
     pub(crate) direct: bool,
     pub(crate) direct_why: String,
+    /// How many processes use its device at one time, to start with; none for any number.
+    pub(crate) max_processes: Option<u32>,
+    pub(crate) max_processes_why: String,
     /// Its part of all subgroups, from 0 to 1.
     pub(crate) share: f64,
     pub(crate) read_bytes_per_second: Option<f64>,
@@ -152,6 +155,8 @@ pub(crate) struct Summary {
     pub(crate) as_expected: Option<bool>,
     /// In the order of the plan's paths.
     pub(crate) paths: Vec<PathMoved>,
+    /// How long each path has waited for other processes, in the same order.
+    pub(crate) waited_for_processes_seconds: Vec<f64>,
     pub(crate) memory: MemoryReport,
     /// Whether every bit was that of the run in memory; none if that was not asked for.
     pub(crate) verified: Option<bool>,

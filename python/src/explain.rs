@@ -41,6 +41,8 @@ fn path<'py>(py: Python<'py>, explained: &PathExplanation) -> PyResult<Bound<'py
     known.set_item("align", is.align)?;
     known.set_item("fallocate", is.fallocate)?;
     known.set_item("locks", is.locks)?;
+    known.set_item("max_processes", is.max_processes)?;
+    known.set_item("max_processes_why", &is.max_processes_why)?;
     known.set_item("read_bytes_per_second", explained.profile.read_bps)?;
     known.set_item("write_bytes_per_second", explained.profile.write_bps)?;
     known.set_item("sharing", explained.profile.sharing)?;
@@ -91,7 +93,7 @@ fn arena<'py>(py: Python<'py>, arena: &ArenaUse) -> PyResult<Bound<'py, PyDict>>
 }
 
 fn path_stats<'py>(py: Python<'py>, path: &PathCounters) -> PyResult<Bound<'py, PyDict>> {
-    numbers(
+    let known = numbers(
         py,
         &[
             ("read_bytes", path.read_bytes),
@@ -103,7 +105,9 @@ fn path_stats<'py>(py: Python<'py>, path: &PathCounters) -> PyResult<Bound<'py, 
             ("hung_operations", path.hung_operations),
             ("hung_bytes", path.hung_bytes),
         ],
-    )
+    )?;
+    known.set_item("waited_for_processes", path.waited_for_processes.as_secs_f64())?;
+    Ok(known)
 }
 
 fn numbers<'py>(py: Python<'py>, values: &[(&str, u64)]) -> PyResult<Bound<'py, PyDict>> {

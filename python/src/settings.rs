@@ -6,6 +6,7 @@ use std::time::Duration;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use tensortier::storage::codec::Compression;
+use tensortier::storage::error::Error;
 use tensortier::storage::io::EngineChoice;
 use tensortier::storage::path::{Kind, Path};
 use tensortier::storage::store::{Placement, StoreBuilder};
@@ -30,6 +31,8 @@ pub(crate) struct PathSettings {
     write: Option<f64>,
     quota: Option<u64>,
     deadline: Option<f64>,
+    /// A number or a word.
+    max_processes: Py<PyAny>,
 }
 
 /// A store's settings as `tensortier.Store` has them, sizes read.
@@ -48,13 +51,15 @@ pub(crate) struct Settings {
 }
 
 impl PathSettings {
-    fn path(self) -> PyResult<Path> {
+    fn path(self, py: Python<'_>) -> PyResult<Path> {
         let kinds = [("nvme", Kind::Nvme), ("remote", Kind::Remote)];
         let mut path = Path::new(self.dir).kind(one_of("kind", &self.kind, &kinds)?);
         path.read_cap = self.read.map(BytesPerSecond);
         path.write_cap = self.write.map(BytesPerSecond);
         path.quota = self.quota.map(Bytes);
         path.deadline = self.deadline.map(|limit| seconds("deadline", limit)).transpose()?;
+        let processes = self.max_processes.bind(py).str()?;
+        path.max_processes = processes.to_str()?.parse().map_err(|error: Error| error.raise(py))?;
         Ok(path)
     }
 }
@@ -74,7 +79,7 @@ impl Settings {
     ///
     /// # Errors
     /// `ValueError` for a word that is none of those that a setting knows.
-    pub(crate) fn builder(self) -> PyResult<StoreBuilder> {
+    pub(crate) fn builder(self, py: Python<'_>) -> PyResult<StoreBuilder> {
         let engines = [
             ("auto", EngineChoice::Auto),
             ("uring", EngineChoice::Uring),
@@ -93,7 +98,7 @@ impl Settings {
             .cache(self.cache)
             .wait_for_leases(seconds("wait_for_leases", self.wait_for_leases)?);
         for path in self.paths {
-            builder = builder.path(path.path()?);
+            builder = builder.path(path.path(py)?);
         }
         Ok(builder)
     }

@@ -147,7 +147,7 @@ impl Store {
         // A put holds a chunk and asks for the next.
         let call_bytes = settings.chunk_bytes().saturating_mul(2);
         let turns = Turns::new(settings.bytes_under_way());
-        let builder = settings.builder()?;
+        let builder = settings.builder(py)?;
         let engine = Here::new(blocking(py, || builder.open())?);
         Ok(Store { engine, turns, call_bytes })
     }

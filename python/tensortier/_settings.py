@@ -69,6 +69,20 @@ def shape(value: Iterable[SupportsIndex]) -> tuple[int, ...]:
     return extents
 
 
+def processes(value: SupportsIndex | str) -> int:
+    """Reads a number of processes.
+
+    Raises:
+        ValueError: It is below 1, more than 32 bits, or another word than "auto" and "any".
+    """
+    if isinstance(value, str):
+        raise ValueError(f'max_processes is {value!r}; it can be a number, "any" or "auto"')
+    count = whole(value, "max_processes")
+    if not 1 <= count < 1 << 32:
+        raise ValueError(f"max_processes is {count}; it must be from 1 to {(1 << 32) - 1}")
+    return count
+
+
 @dataclass(frozen=True)
 class Path:
     """A directory to keep bytes in, and how to treat it.
@@ -81,9 +95,12 @@ class Path:
         quota: At most this much space is taken in files.
         deadline: How many seconds it may be silent with transfers in flight before it counts as
             hung; by default 30, and 120 for a remote one.
+        max_processes: How many processes of this user on this machine use its device at one time,
+            first come, first served; "any" for as many as there are. "auto" finds out what pays,
+            beginning with one, on a remote path and on a disk that rotates, and is "any" on others.
 
     Raises:
-        ValueError: A size, a rate or a kind cannot be read.
+        ValueError: A size, a rate, a kind or a number of processes cannot be read.
     """
 
     dir: str | os.PathLike[str]
@@ -92,6 +109,7 @@ class Path:
     write: float | str | None = None
     quota: Size | None = None
     deadline: float | None = None
+    max_processes: int | str = "auto"
 
     def __post_init__(self) -> None:
         known = {
@@ -103,6 +121,8 @@ class Path:
         }
         if self.kind not in ("nvme", "remote"):
             raise ValueError(f'kind is {self.kind!r}; it can be "nvme" or "remote"')
+        if self.max_processes not in ("auto", "any"):
+            known["max_processes"] = processes(self.max_processes)
         for name, value in known.items():
             object.__setattr__(self, name, value)
 

@@ -246,6 +246,9 @@ def test_settings_are_checked_together(tmp_path, settings, error):
         {"write": 0},
         {"quota": "some"},
         {"quota": -1},
+        {"max_processes": 0},
+        {"max_processes": 1 << 32},
+        {"max_processes": "some"},
     ],
 )
 def test_paths_are_checked_when_they_are_made(tmp_path, settings):

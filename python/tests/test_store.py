@@ -38,7 +38,9 @@ def test_it_lists_and_stats(store):
 
 
 def test_it_explains_itself_to_people_and_programs(tmp_path):
-    path = tensortier.Path(tmp_path, read="500MB/s", write=2e8, quota="1GiB", deadline=5)
+    path = tensortier.Path(
+        tmp_path, read="500MB/s", write=2e8, quota="1GiB", deadline=5, max_processes=2
+    )
     with tensortier.Store("8MiB", path, engine="threads", placement="stripe") as store:
         explained = store.explain()
     text = str(explained)
@@ -48,6 +50,7 @@ def test_it_explains_itself_to_people_and_programs(tmp_path):
     (of_path,) = known["paths"]
     assert of_path["dir"] == str(tmp_path) and of_path["engine_why"] and of_path["direct_why"]
     assert of_path["condition"] == "good" and 0 < of_path["share"] <= 1
+    assert of_path["max_processes"] == 2 and of_path["max_processes_why"]
 
 
 def test_its_counters_add_up(store):
@@ -62,6 +65,7 @@ def test_its_counters_add_up(store):
     (path,) = stats["paths"]
     assert path["read_bytes"] == stats["load_bytes"]
     assert path["written_bytes"] == stats["stored_bytes"]
+    assert path["waited_for_processes"] >= 0.0
     assert all(isinstance(value, (int, dict, list)) for value in stats.values())
 
 

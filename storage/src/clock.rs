@@ -59,6 +59,11 @@ impl Clock {
         }
     }
 
+    /// Returns whether time goes by itself.
+    pub(crate) fn is_system(&self) -> bool {
+        matches!(self.0, Source::System(_))
+    }
+
     /// Moves a manual clock forward; a system clock is left alone.
     pub fn advance(&self, by: Duration) {
         if let Source::Manual(manual) = &self.0 {

@@ -3,7 +3,7 @@
 use tensortier::optimizer::{Eviction, Machine, Optimizer, Plan, StepReport as Step};
 use tensortier::storage::dtype::DType;
 use tensortier::storage::path::Path;
-use tensortier::storage::store::Explanation;
+use tensortier::storage::store::{Explanation, Stats};
 
 use super::model::{Description, Source, dtype};
 use crate::Failure;
@@ -126,6 +126,8 @@ fn path_plans(plan: &Plan, paths: &[Path], explanation: &Explanation) -> Vec<Pat
         engine_why: known.capabilities.engine_why.clone(),
         direct: known.capabilities.direct,
         direct_why: known.capabilities.direct_why.clone(),
+        max_processes: known.capabilities.max_processes,
+        max_processes_why: known.capabilities.max_processes_why.clone(),
         share: known.share,
         read_bytes_per_second: Some(known.profile.read_bps),
         write_bytes_per_second: Some(known.profile.write_bps),
@@ -156,6 +158,11 @@ pub(super) fn step(step: &Step) -> StepReport {
         computing_seconds: step.computing.as_secs_f64(),
         waiting_on_writes_seconds: step.waiting_on_writes.as_secs_f64(),
     }
+}
+
+/// Returns how long each path has waited for other processes, in seconds.
+pub(super) fn waited_for_processes(stats: &Stats) -> Vec<f64> {
+    stats.paths.iter().map(|path| path.waited_for_processes.as_secs_f64()).collect()
 }
 
 /// Returns what the steps moved on each path.

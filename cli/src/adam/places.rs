@@ -25,6 +25,7 @@ pub(super) fn paths(args: &AdamArgs) -> Vec<Path> {
         write_cap: arg.write,
         quota: arg.quota,
         deadline: arg.deadline,
+        max_processes: arg.processes,
         ..Path::new(&arg.dir)
     };
     args.paths.iter().map(one).collect()

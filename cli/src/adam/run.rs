@@ -64,6 +64,7 @@ pub(super) fn run(args: &AdamArgs) -> Result<Outcome, Failure> {
         limit: achieved(&steps).filter(|_| !interrupted).and_then(|it| yardstick.limit(it)),
         as_expected: figures::as_expected(job.optimizer.plan(), &job.steps),
         paths: figures::paths(&steps),
+        waited_for_processes_seconds: figures::waited_for_processes(&store.stats()),
         memory,
         verified: None,
         difference: None,

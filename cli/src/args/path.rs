@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use tensortier::storage::path::MaxProcesses;
 use tensortier::storage::units::{Bytes, BytesPerSecond};
 
 /// What sort of storage a path is.
@@ -14,7 +15,8 @@ pub(crate) enum PathKind {
     Remote,
 }
 
-/// A path as given: `DIR[,kind=nvme|remote][,read=RATE][,write=RATE][,quota=SIZE][,deadline=SECONDS]`.
+/// A path as given:
+/// `DIR[,kind=nvme|remote][,read=RATE][,write=RATE][,quota=SIZE][,deadline=SECONDS][,processes=COUNT|any|auto]`.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct PathArg {
     pub(crate) dir: PathBuf,
@@ -23,6 +25,7 @@ pub(crate) struct PathArg {
     pub(crate) write: Option<BytesPerSecond>,
     pub(crate) quota: Option<Bytes>,
     pub(crate) deadline: Option<Duration>,
+    pub(crate) processes: MaxProcesses,
 }
 
 impl FromStr for PathArg {
@@ -60,10 +63,11 @@ impl PathArg {
             "write" => self.write = Some(value.parse().map_err(|error| named(&error))?),
             "quota" => self.quota = Some(value.parse().map_err(|error| named(&error))?),
             "deadline" => self.deadline = Some(seconds(value).map_err(|error| named(&error))?),
+            "processes" => self.processes = value.parse().map_err(|error| named(&error))?,
             _ => {
                 return Err(format!(
-                    "{key:?} is no option of a path; use kind=, read=, write=, quota= or deadline= \
-                     (a directory's name must not contain a comma)"
+                    "{key:?} is no option of a path; use kind=, read=, write=, quota=, deadline= or \
+                     processes= (a directory's name must not contain a comma)"
                 ));
             }
         }
@@ -91,8 +95,9 @@ mod tests {
             write: Some(BytesPerSecond(6e8)),
             quota: Some(Bytes(8 << 30)),
             deadline: Some(Duration::from_millis(2500)),
+            processes: MaxProcesses::AtMost(std::num::NonZeroU32::MIN),
         };
-        let text = "b c,kind=remote,read=1.5GB/s,write=600MB/s,quota=8GiB,deadline=2.5";
+        let text = "b c,kind=remote,read=1.5GB/s,write=600MB/s,quota=8GiB,deadline=2.5,processes=1";
         assert_eq!(text.parse(), Ok(remote));
         assert_eq!("/a,kind=nvme".parse::<PathArg>().unwrap().kind, PathKind::Nvme);
     }
@@ -108,6 +113,7 @@ mod tests {
         refused("/a,quota=8Qi", &["quota:", "8Qi", "512MiB"]);
         refused("/a,deadline=soon", &["deadline:", "soon", "write seconds"]);
         refused("/a,deadline=-1", &["deadline:", "write seconds"]);
+        refused("/a,processes=0", &["processes:", "a number from 1, any, or auto"]);
         refused("/a,kind=disk", &["kind:", "disk", "neither nvme nor remote"]);
         refused("/a,speed=1", &["\"speed\" is no option of a path", "must not contain a comma"]);
         refused("/a,read", &["read:", "is not a rate"]);

@@ -11,6 +11,8 @@ fn plan() -> Plan {
         engine_why: "io_uring works here".into(),
         direct: true,
         direct_why: "O_DIRECT works with 4096-byte alignment".into(),
+        max_processes: None,
+        max_processes_why: "a fast local drive".into(),
         share: 0.7143,
         read_bytes_per_second: Some(1.5e9),
         write_bytes_per_second: None,
@@ -24,6 +26,8 @@ fn plan() -> Plan {
         engine_why: "io_uring was refused (Operation not permitted)".into(),
         direct: false,
         direct_why: "the file system refuses O_DIRECT (Invalid argument)".into(),
+        max_processes: Some(1),
+        max_processes_why: "remote: one to start with, then as many as pay".into(),
         share: 0.2857,
         read_bytes_per_second: None,
         quota_bytes: None,
@@ -95,6 +99,7 @@ fn summary() -> Summary {
         }),
         as_expected: Some(true),
         paths: vec![PathMoved { read_bytes: 65 << 20, written_bytes: 160 << 20 }; 2],
+        waited_for_processes_seconds: vec![0.0, 0.75],
         memory: MemoryReport {
             start_bytes: 3 << 20,
             peak_above_start_bytes: 200 << 20,
@@ -134,6 +139,7 @@ path 0   /nvme (nvme): 71.4 % of the state, 124 MiB
 path 1   /shared/scratch (remote): 28.6 % of the state, 50.0 MiB
          threads: io_uring was refused (Operation not permitted)
          buffered: the file system refuses O_DIRECT (Invalid argument)
+         at most 1 process at a time: remote: one to start with, then as many as pay
          read at a rate not known, write at a rate not known, no quota
 warning  path 1 is on tmpfs: its bytes take memory; name a disk
 ";
@@ -179,7 +185,7 @@ limit    1.20 s per step at the 2.50 GB/s the paths carried between the steps; a
          predicted 1.30 s, and 1.40 s with the speeds learned since
 moved    reads and writes equal the plan's 65 reads and 65 writes from the second step on
 path 0   /nvme: read 65.0 MiB, written 160 MiB
-path 1   /shared/scratch: read 65.0 MiB, written 160 MiB
+path 1   /shared/scratch: read 65.0 MiB, written 160 MiB, waited 0.750 s for other processes
 memory   peak 200 MiB above the start (3.00 MiB), within the allowed 242 MiB
          allowed: 48.0 MiB for state + 64.0 MiB + 86.6 MiB weights + 43.3 MiB gradients
 saved    out.safetensors

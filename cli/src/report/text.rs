@@ -104,6 +104,11 @@ fn path_lines(block: &mut Block, index: usize, path: &PathPlan) {
     let direct = if path.direct { "direct" } else { "buffered" };
     block.line("", format!("{engine}: {engine_why}"));
     block.line("", format!("{direct}: {direct_why}"));
+    if let Some(most) = path.max_processes {
+        let processes = if most == 1 { "process" } else { "processes" };
+        let why = &path.max_processes_why;
+        block.line("", format!("at most {most} {processes} at a time: {why}"));
+    }
     let rate = |rate: Option<f64>| match rate {
         Some(rate) => BytesPerSecond(rate).to_string(),
         None => "at a rate not known".into(),
@@ -209,8 +214,14 @@ pub(crate) fn summary_text(plan: &Plan, summary: &Summary) -> String {
     }
     for (index, (path, moved)) in plan.paths.iter().zip(&summary.paths).enumerate() {
         let (read, written) = (Bytes(moved.read_bytes), Bytes(moved.written_bytes));
-        let name = format!("path {index}");
-        block.line(&name, format!("{}: read {read}, written {written}", path.directory));
+        let waited = match summary.waited_for_processes_seconds.get(index) {
+            Some(waited) if *waited > 0.0 => {
+                format!(", waited {} s for other processes", seconds(*waited))
+            }
+            _ => String::new(),
+        };
+        let moved = format!("{}: read {read}, written {written}{waited}", path.directory);
+        block.line(&format!("path {index}"), moved);
     }
     memory_lines(&mut block, plan, &summary.memory);
     if let Some(saved) = &summary.saved {

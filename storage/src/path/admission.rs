@@ -299,6 +299,11 @@ impl<T> Admission<T> {
         lane.waiting_bytes + lane.in_flight_bytes
     }
 
+    /// Returns whether anything waits to be started.
+    pub fn is_waiting(&self) -> bool {
+        self.lanes.iter().any(|lane| lane.waiting_bytes > 0)
+    }
+
     /// Returns how many operations are in flight.
     pub fn in_flight(&self) -> u64 {
         self.lanes.iter().map(|lane| lane.in_flight).sum()

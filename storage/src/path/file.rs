@@ -3,20 +3,18 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use super::admission::{Direction, Limits};
+use super::admission::Direction;
 use super::lock::ScratchDir;
 use super::pump::{Part, Pump};
 use super::request::{Answer, Request, TRANSFER_BYTES};
-use super::seed::{Rig, seed};
-use super::segment::{Making, Segments};
+use super::segment::Segments;
 use super::store::{ReadDone, TransferError, WriteDone};
-use super::{Capabilities, CloseError, Condition, Extent, Outstanding, Path, PathCounters};
+use super::{Capabilities, CloseError, Condition, Extent, Outstanding, PathCounters};
 use super::{PathProfile, PathStore, Tell};
 use crate::arena::{FrameSlice, FrameSliceMut, GRANULE};
-use crate::clock::Clock;
-use crate::error::{Errno, Error, Result};
+use crate::error::Errno;
 use crate::id::Class;
-use crate::io::{EngineChoice, IoEngine, Threads, Transfer, probe};
+use crate::io::Transfer;
 use crate::sync::Mutex;
 
 /// How long a store that is dropped without [`PathStore::close`] waits for what is in flight.
@@ -25,17 +23,17 @@ const DROP_GRACE: Duration = Duration::from_secs(5);
 /// A path in a directory. Its files are in a directory of its own there, which goes when it closes.
 #[derive(Debug)]
 pub struct FilePathStore {
-    capabilities: Capabilities,
+    pub(super) capabilities: Capabilities,
     /// What is true instead once the file system has refused a direct transfer.
-    without_direct: OnceLock<Capabilities>,
-    pump: Arc<Pump>,
-    segments: Arc<Segments>,
-    scratch: Mutex<Scratch>,
-    dir: std::os::fd::OwnedFd,
+    pub(super) without_direct: OnceLock<Capabilities>,
+    pub(super) pump: Arc<Pump>,
+    pub(super) segments: Arc<Segments>,
+    pub(super) scratch: Mutex<Scratch>,
+    pub(super) dir: std::os::fd::OwnedFd,
 }
 
 #[derive(Debug)]
-enum Scratch {
+pub(super) enum Scratch {
     Open(ScratchDir),
     /// What came of it; a directory that the kernel may still write to stays locked until the drop.
     Closed {
@@ -45,78 +43,6 @@ enum Scratch {
 }
 
 impl FilePathStore {
-    /// Makes a directory of its own in the path's, finds out what it can do, and starts an engine.
-    /// Unless both rates are capped, writes and reads a few MiB to see how fast it is (some 100 ms).
-    ///
-    /// # Errors
-    /// [`Error::PathUnusable`] when the directory is missing, not writable or full, [`Error::Config`]
-    /// when the engine asked for is not available, [`Error::System`] without threads or memory.
-    /// Nothing is left behind then.
-    pub fn open(options: &Path, engine: EngineChoice, clock: Clock) -> Result<Self> {
-        Self::open_beside(options, engine, clock, [])
-    }
-
-    /// As [`FilePathStore::open`], for a store whose other paths are on the devices `others`: on one
-    /// device each is taken to have an equal part of it, until its own speed is known.
-    ///
-    /// # Errors
-    /// As [`FilePathStore::open`].
-    pub(crate) fn open_beside(
-        options: &Path,
-        engine: EngineChoice,
-        clock: Clock,
-        others: impl IntoIterator<Item = u64>,
-    ) -> Result<Self> {
-        Self::open_with(options, engine, clock, options.sharers(others), |engine| engine)
-    }
-
-    /// As [`FilePathStore::open`], with the engine that `decorate` makes of the one chosen.
-    ///
-    /// # Errors
-    /// As [`FilePathStore::open`].
-    #[cfg(any(test, feature = "testing"))]
-    pub fn open_decorated(
-        options: &Path,
-        engine: EngineChoice,
-        clock: Clock,
-        decorate: impl FnOnce(Arc<dyn IoEngine>) -> Arc<dyn IoEngine>,
-    ) -> Result<Self> {
-        Self::open_with(options, engine, clock, 1, decorate)
-    }
-
-    fn open_with(
-        options: &Path,
-        choice: EngineChoice,
-        clock: Clock,
-        sharers: usize,
-        decorate: impl FnOnce(Arc<dyn IoEngine>) -> Arc<dyn IoEngine>,
-    ) -> Result<Self> {
-        validate(options)?;
-        let scratch = ScratchDir::create(&options.dir)?;
-        let (found, ring) = probe::negotiate_in(scratch.fd(), &options.dir, choice)?;
-        let limits = Limits::new(options.kind, options.read_cap, options.write_cap);
-        let workers = limits.in_flight_bytes.iter().sum::<u64>() / TRANSFER_BYTES;
-        let engine: Arc<dyn IoEngine> = match ring {
-            Some(ring) => Arc::new(ring),
-            None => Arc::new(Threads::start(workers as usize)?),
-        };
-        let engine = decorate(engine);
-        let quota = options.quota.map_or(u64::MAX, |quota| quota.0);
-        let (direct, fallocate) = (found.direct, found.fallocate);
-        let segments = Arc::new(Segments::new(Making { direct, fallocate, quota }));
-        let dir = scratch.fd();
-        let profile = seed(&Rig { engine: &*engine, segments: &segments, dir }, options, sharers);
-        let deadline = options.deadline.unwrap_or(options.kind.deadline());
-        let pump = Pump::start(engine, clock, Arc::clone(&segments), (limits, deadline), profile)?;
-        let dir = dir.try_clone_to_owned().map_err(|error| {
-            probe::unusable(&options.dir, "keep the directory open", error.into())
-        })?;
-        let capabilities = capabilities(options, &scratch, found, &limits);
-        let scratch = Mutex::new(Scratch::Open(scratch));
-        let without_direct = OnceLock::new();
-        Ok(FilePathStore { capabilities, without_direct, pump, segments, scratch, dir })
-    }
-
     /// What would block in the kernel is not even begun on a path that hangs.
     fn refuse_when_hung(&self) -> std::result::Result<(), Errno> {
         match self.pump.condition() {
@@ -186,55 +112,6 @@ fn split(transfer: Transfer) -> impl Iterator<Item = Transfer> {
     })
 }
 
-fn validate(options: &Path) -> Result<()> {
-    for (what, cap) in [("read cap", options.read_cap), ("write cap", options.write_cap)] {
-        if cap.is_some_and(|cap| !cap.0.is_finite() || cap.0 < GRANULE as f64) {
-            return Err(Error::Config {
-                what: format!("{what} of path {}", options.dir.display()),
-                why: String::from("at least 4096 B/s are needed; leave it out for no cap"),
-            });
-        }
-    }
-    if options.quota.is_some_and(|quota| quota.0 < GRANULE) {
-        return Err(Error::Config {
-            what: format!("quota of path {}", options.dir.display()),
-            why: String::from("at least 4 KiB are needed; leave it out for no quota"),
-        });
-    }
-    if options.deadline.is_some_and(|deadline| deadline.is_zero()) {
-        return Err(Error::Config {
-            what: format!("deadline of path {}", options.dir.display()),
-            why: String::from("every path needs some time; leave it out for that of its kind"),
-        });
-    }
-    Ok(())
-}
-
-fn capabilities(
-    options: &Path,
-    scratch: &ScratchDir,
-    found: probe::Negotiated,
-    limits: &Limits,
-) -> Capabilities {
-    let [read_in_flight_bytes, write_in_flight_bytes] = limits.in_flight_bytes;
-    Capabilities {
-        dir: options.dir.clone(),
-        scratch: scratch.path().to_owned(),
-        kind: options.kind,
-        file_system: found.file_system.to_string(),
-        device: found.device,
-        direct: found.direct,
-        direct_why: found.direct_why,
-        align: found.align,
-        fallocate: found.fallocate,
-        locks: found.locks,
-        engine: found.engine,
-        engine_why: found.engine_why,
-        read_in_flight_bytes,
-        write_in_flight_bytes,
-    }
-}
-
 impl PathStore for FilePathStore {
     fn reserve(&self, bytes: u64) -> std::result::Result<Extent, Errno> {
         use std::os::fd::AsFd;
@@ -298,6 +175,7 @@ impl PathStore for FilePathStore {
             used_bytes,
             hung_operations: hung.operations,
             hung_bytes: hung.bytes,
+            waited_for_processes: self.pump.waited(),
         }
     }
 
@@ -357,11 +235,13 @@ impl Drop for FilePathStore {
 #[cfg(test)]
 mod tests {
     use super::super::conformance::{pattern, read, write};
-    use super::super::leftovers;
+    use super::super::{Path, leftovers};
     use super::*;
     use crate::arena::Arena;
+    use crate::clock::Clock;
     use crate::io::decorate::{Fault, Faulty};
-    use crate::units::{Bytes, BytesPerSecond};
+    use crate::io::{EngineChoice, IoEngine};
+    use crate::units::BytesPerSecond;
     use std::sync::mpsc;
     use tempfile::TempDir;
 
@@ -382,27 +262,6 @@ mod tests {
 
     fn is_empty(dir: &std::path::Path) -> bool {
         std::fs::read_dir(dir).unwrap().count() == 0
-    }
-
-    #[test]
-    fn what_cannot_be_opened_says_what_to_do_and_leaves_nothing() {
-        let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("file");
-        std::fs::write(&file, "").unwrap();
-        let open = |options: Path| {
-            let opened = FilePathStore::open(&options, EngineChoice::Auto, Clock::system());
-            opened.unwrap_err().to_string()
-        };
-        let missing = open(Path::new(dir.path().join("missing")));
-        assert!(missing.contains("create the directory first"), "{missing}");
-        let not_a_dir = open(Path::new(&file));
-        assert!(not_a_dir.contains("name a directory, not a file"), "{not_a_dir}");
-        let quota = open(Path::new(dir.path()).quota(Bytes(100)));
-        assert!(quota.contains("quota") && quota.contains("4 KiB"), "{quota}");
-        let cap = open(Path::new(dir.path()).read_cap(BytesPerSecond(f64::NAN)));
-        assert!(cap.contains("read cap"), "{cap}");
-        std::fs::remove_file(file).unwrap();
-        assert!(is_empty(dir.path()));
     }
 
     #[test]

@@ -10,11 +10,13 @@ mod hang;
 #[cfg(any(test, feature = "testing"))]
 pub mod hanging;
 pub mod leftover;
+mod line;
 pub mod lock;
 #[cfg(any(test, feature = "testing"))]
 pub mod memory;
 #[cfg(all(test, model))]
 mod model;
+mod open;
 pub mod options;
 pub mod profile;
 mod pump;
@@ -24,11 +26,14 @@ mod segment;
 mod set;
 pub mod store;
 mod timer;
+mod token;
+mod turn;
+mod width;
 
 pub use file::FilePathStore;
 pub use leftover::{Leftover, leftovers, remove_leftover};
 pub use lock::Owner;
-pub use options::{Kind, Path};
+pub use options::{Kind, MaxProcesses, Path};
 pub use profile::PathProfile;
 pub(crate) use set::{Member, PathSet};
 pub use store::{

@@ -80,7 +80,8 @@ fn a_request_is_answered_once_also_when_the_path_hangs_or_closes() {
         let seed = PathProfile::new(1e9, 1e9, 0.0);
         let making = Making { direct: false, fallocate: false, quota: u64::MAX };
         let segments = Arc::new(Segments::new(making));
-        let pump = Pump::start(Engine::start(), clock.clone(), segments, limits, seed).unwrap();
+        let clocked = clock.clone();
+        let pump = Pump::start(Engine::start(), clocked, segments, limits, seed, None).unwrap();
         let arena = Arena::new(2 * GRANULE).unwrap();
         let frame = arena.try_alloc(2 * GRANULE).unwrap().unwrap().share();
         let (told, refused) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));

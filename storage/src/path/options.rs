@@ -1,9 +1,12 @@
 //! What a caller says about a path before it is opened.
 
 use std::fmt;
+use std::num::NonZeroU32;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
+use crate::error::{Error, Result};
 use crate::units::{Bytes, BytesPerSecond};
 
 /// What kind of storage is behind a path; decides how much is kept in flight.
@@ -37,6 +40,48 @@ impl fmt::Display for Kind {
     }
 }
 
+/// How many processes use a path's device at one time. Those of one user that see the same memory
+/// file system (`/dev/shm`) take turns, first come, first served: a process goes on with its other
+/// paths meanwhile, and a dead one holds nobody up. All paths of a process on a device take its turn
+/// together, and the most careful of them decides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub enum MaxProcesses {
+    /// What pays, beginning with one, on a remote path and on a disk that rotates; any number on
+    /// others.
+    #[default]
+    Auto,
+    /// Any number: nobody waits for his turn.
+    Any,
+    /// So many.
+    AtMost(NonZeroU32),
+}
+
+impl fmt::Display for MaxProcesses {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            MaxProcesses::Auto => f.pad("auto"),
+            MaxProcesses::Any => f.pad("any"),
+            MaxProcesses::AtMost(processes) => write!(f, "{processes}"),
+        }
+    }
+}
+
+impl FromStr for MaxProcesses {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "auto" => Ok(MaxProcesses::Auto),
+            "any" => Ok(MaxProcesses::Any),
+            _ => text.parse().map(MaxProcesses::AtMost).map_err(|_| Error::Config {
+                what: format!("{text:?} as a number of processes"),
+                why: String::from("write a number from 1, any, or auto"),
+            }),
+        }
+    }
+}
+
 /// A directory to keep bytes in, and how to treat it. A store makes a directory of its own inside
 /// and touches nothing else.
 #[derive(Debug, Clone, PartialEq)]
@@ -54,6 +99,8 @@ pub struct Path {
     /// How long it may be silent with operations in flight before it counts as hung; if `None`,
     /// [`Kind::deadline`].
     pub deadline: Option<Duration>,
+    /// How many processes use its device at one time.
+    pub max_processes: MaxProcesses,
 }
 
 impl Path {
@@ -66,6 +113,7 @@ impl Path {
             write_cap: None,
             quota: None,
             deadline: None,
+            max_processes: MaxProcesses::Auto,
         }
     }
 
@@ -105,15 +153,16 @@ impl Path {
         self
     }
 
+    /// Sets how many processes use its device at one time.
+    #[must_use]
+    pub fn max_processes(mut self, processes: MaxProcesses) -> Self {
+        self.max_processes = processes;
+        self
+    }
+
     /// Returns the number of the device that the directory is on, if there is such a directory.
     pub(crate) fn device(&self) -> Option<u64> {
         rustix::fs::stat(&self.dir).ok().map(|stat| stat.st_dev)
-    }
-
-    /// Returns how many paths are on its device, itself included, if others are on these.
-    pub(super) fn sharers(&self, others: impl IntoIterator<Item = u64>) -> usize {
-        let own = self.device();
-        1 + others.into_iter().filter(|device| Some(*device) == own).count()
     }
 }
 
@@ -122,11 +171,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_knows_how_many_share_its_device() {
-        let path = Path::new(std::env::temp_dir());
-        let own = path.device().unwrap();
-        assert_eq!(path.sharers([]), 1);
-        assert_eq!(path.sharers([own, own + 1, own]), 3);
-        assert_eq!(Path::new("/not/there").sharers([own]), 1);
+    fn a_number_of_processes_is_read_as_it_is_shown() {
+        let four = MaxProcesses::AtMost(NonZeroU32::MIN.saturating_add(3));
+        for one in [MaxProcesses::Auto, MaxProcesses::Any, four] {
+            assert_eq!(one.to_string().parse::<MaxProcesses>().unwrap(), one);
+        }
+        for wrong in ["", "0", "-1", "some", "4294967296"] {
+            let error = wrong.parse::<MaxProcesses>().unwrap_err().to_string();
+            assert!(error.contains("number from 1, any, or auto"), "{error}");
+        }
     }
 }

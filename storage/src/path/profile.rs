@@ -33,6 +33,11 @@ impl PathProfile {
         PathProfile { read_bps: rate(read_bps), write_bps: rate(write_bps), sharing }
     }
 
+    /// Returns the profile of one who gets this part of the path, 0 to 1.
+    pub(super) fn part(self, part: f64) -> Self {
+        PathProfile::new(self.read_bps * part, self.write_bps * part, self.sharing)
+    }
+
     /// Returns how long reading and writing that much, both at once, keeps the path busy.
     pub fn busy_time(&self, read_bytes: f64, write_bytes: f64) -> Duration {
         Duration::try_from_secs_f64(self.busy_seconds(read_bytes, write_bytes))

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::admission::{Admission, Direction, Limits, Next, Permit};
+use super::admission::{Admission, Direction, Limits, Load, Next, Permit};
 use super::bell::Bell;
 use super::depth::{Depth, MOST_BYTES};
 use super::hang::{Amount, Started, Watch};
@@ -13,6 +13,7 @@ use super::request::Request;
 use super::segment::Segments;
 use super::store::{Condition, Outstanding, PathEvent, Tell, TransferError};
 use super::timer::Timer;
+use super::token::{Needs, Seat};
 use crate::clock::Clock;
 use crate::error::{Errno, Result};
 use crate::id::Class;
@@ -40,6 +41,8 @@ pub(super) struct Pump {
     timer: Arc<Timer>,
     bell: Bell,
     done: [Done; 2],
+    /// Set where processes take turns.
+    seat: Option<Seat>,
 }
 
 #[derive(Debug)]
@@ -97,6 +100,7 @@ impl Pump {
         segments: Arc<Segments>,
         (limits, deadline): (Limits, Duration),
         seed: PathProfile,
+        seat: Option<Seat>,
     ) -> Result<Arc<Self>> {
         let lanes = Lanes {
             admission: Admission::new(limits),
@@ -117,6 +121,7 @@ impl Pump {
             quiet: Condvar::new(),
             bell: Bell::default(),
             done: Default::default(),
+            seat,
         });
         let weak = Arc::downgrade(&pump);
         Timer::start(&pump.timer, move || {
@@ -159,7 +164,7 @@ impl Pump {
         loop {
             let now = self.clock.now();
             let mut lanes = self.lanes.lock();
-            let next = if lanes.watch.may_start() { lanes.admission.next(now) } else { Next::Idle };
+            let (has_turn, next) = self.next(&mut lanes, now);
             match next {
                 Next::Start(part, permit) => {
                     let started = lanes.watch.started(now, permit.bytes());
@@ -168,7 +173,11 @@ impl Pump {
                     self.start_one(part, permit, started, sync_failures);
                 }
                 Next::Wait(_) | Next::Idle => {
-                    let loads = Direction::BOTH.map(|way| lanes.admission.load(way));
+                    let loads = Direction::BOTH.map(|way| match has_turn {
+                        true => lanes.admission.load(way),
+                        // What waits for other processes says nothing of the device.
+                        false => Load::Idle,
+                    });
                     lanes.meter.note(now, loads);
                     if let Some(bytes) = lanes.depth.note(now, loads) {
                         lanes.admission.set_in_flight_bytes(bytes);
@@ -187,6 +196,25 @@ impl Pump {
                 }
             }
         }
+    }
+
+    /// Returns whether the path has its turn among processes, and what to do now.
+    fn next(&self, lanes: &mut Lanes, now: Duration) -> (bool, Next<Part>) {
+        let may_start = lanes.watch.may_start();
+        let Some(seat) = &self.seat else {
+            return (true, if may_start { lanes.admission.next(now) } else { Next::Idle });
+        };
+        let in_flight = lanes.admission.in_flight() > 0;
+        let start = may_start && lanes.admission.is_waiting();
+        let answer = seat.ask(Needs { start, in_flight });
+        let next = if start && answer.go { lanes.admission.next(now) } else { Next::Idle };
+        let again = answer.again.map(|after| now + after);
+        let next = match (next, again) {
+            (Next::Idle, Some(again)) => Next::Wait(again),
+            (Next::Wait(until), Some(again)) => Next::Wait(until.min(again)),
+            (next, _) => next,
+        };
+        (answer.go || in_flight, next)
     }
 
     fn start_one(
@@ -258,6 +286,9 @@ impl Pump {
                 lanes.meter.moved(permit.direction(), bytes);
                 lanes.depth.moved(permit.direction(), bytes);
                 lanes.admission.finish(permit);
+            }
+            if let Some(seat) = &self.seat {
+                seat.moved(bytes);
             }
             if let Some(event) = finished.event {
                 self.bell.note(event);
@@ -335,8 +366,19 @@ impl Pump {
         (lanes.watch.operations(), lanes.requests == 0)
     }
 
+    /// Returns how fast the path is for this process: where processes take turns, for its part of
+    /// the time.
     pub(super) fn profile(&self) -> PathProfile {
-        self.lanes.lock().meter.profile()
+        let profile = self.lanes.lock().meter.profile();
+        match &self.seat {
+            Some(seat) => profile.part(seat.share()),
+            None => profile,
+        }
+    }
+
+    /// Returns how long transfers have waited for other processes.
+    pub(super) fn waited(&self) -> Duration {
+        self.seat.as_ref().map_or(Duration::ZERO, Seat::waited)
     }
 
     pub(super) fn outstanding(&self) -> Outstanding {
@@ -412,7 +454,8 @@ mod tests {
         let (clock, seed) = (Clock::manual(), PathProfile::new(1e9, 1e9, 0.0));
         let making = Making { direct: !dsync, fallocate: true, quota: 0 };
         let segments = Arc::new(Segments::new(making));
-        Pump::start(Arc::clone(shelf) as Arc<dyn IoEngine>, clock, segments, limits, seed).unwrap()
+        let engine = Arc::clone(shelf) as Arc<dyn IoEngine>;
+        Pump::start(engine, clock, segments, limits, seed, None).unwrap()
     }
 
     fn write(pump: &Arc<Pump>, index: u64, tell: mpsc::Sender<(u64, bool)>) {

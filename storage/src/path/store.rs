@@ -129,6 +129,11 @@ pub struct Capabilities {
     pub read_in_flight_bytes: u64,
     /// Most bytes that are written at one time, to start with.
     pub write_in_flight_bytes: u64,
+    /// Most processes of this user that use the device at one time, to start with; any number if
+    /// `None`.
+    pub max_processes: Option<u32>,
+    /// Why so many.
+    pub max_processes_why: String,
 }
 
 impl Capabilities {
@@ -152,6 +157,8 @@ impl Capabilities {
             engine_why: String::from("it moves its bytes itself"),
             read_in_flight_bytes: u64::MAX,
             write_in_flight_bytes: u64::MAX,
+            max_processes: None,
+            max_processes_why: String::from("it is no directory"),
         }
     }
 }
@@ -185,6 +192,9 @@ pub struct PathCounters {
     pub hung_operations: u64,
     /// Their bytes: memory that stays taken until they are.
     pub hung_bytes: u64,
+    /// How long transfers have waited for other processes to use the device, with none of this path
+    /// in flight.
+    pub waited_for_processes: Duration,
 }
 
 /// A path could not be closed as it should be; what stays is listed.

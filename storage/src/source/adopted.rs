@@ -10,10 +10,9 @@ use super::{TensorEntry, TensorFile};
 use crate::arena::{FrameSlice, FrameSliceMut, granules_up};
 use crate::error::{Errno, Error, Result};
 use crate::id::Class;
-use crate::io::EngineKind;
 use crate::path::{
-    Capabilities, CloseError, Extent, Kind, Outstanding, PathCounters, PathProfile, PathStore,
-    ReadDone, TransferError, WriteDone,
+    Capabilities, CloseError, Extent, Outstanding, PathCounters, PathProfile, PathStore, ReadDone,
+    TransferError, WriteDone,
 };
 use crate::sync::channel::{self, Receiver, Sender};
 use crate::sync::thread;
@@ -117,20 +116,12 @@ impl Shared {
 
 fn capabilities(path: &Path, how: &str) -> Capabilities {
     Capabilities {
-        dir: path.to_owned(),
-        scratch: path.to_owned(),
-        kind: Kind::Nvme,
-        file_system: String::from("a tensor file"),
         device: 0,
         direct: how.starts_with("direct"),
         direct_why: how.to_owned(),
-        align: 1,
-        fallocate: false,
-        locks: false,
-        engine: EngineKind::Threads,
         engine_why: String::from("adopted files are read by threads"),
-        read_in_flight_bytes: u64::MAX,
         write_in_flight_bytes: 0,
+        ..Capabilities::of_own(path, "a tensor file")
     }
 }
 

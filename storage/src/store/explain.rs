@@ -125,6 +125,11 @@ impl fmt::Display for Explanation {
             )?;
             let direct = if path.capabilities.direct { "direct" } else { "buffered" };
             writeln!(f, "  transfers: {direct} ({})", path.capabilities.direct_why)?;
+            let why = &path.capabilities.max_processes_why;
+            match path.capabilities.max_processes {
+                Some(most) => writeln!(f, "  processes: at most {most} at a time ({why})")?,
+                None => writeln!(f, "  processes: any number at a time ({why})")?,
+            }
             let PathProfile { read_bps, write_bps, sharing } = path.profile;
             let (read, write) = (BytesPerSecond(read_bps), BytesPerSecond(write_bps));
             writeln!(f, "  speed: read {read}, write {write}, sharing {sharing:.2}")?;
