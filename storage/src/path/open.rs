@@ -11,7 +11,7 @@ use super::request::TRANSFER_BYTES;
 use super::seed::{Rig, seed};
 use super::segment::{Making, Segments};
 use super::token::{Limit, Seat};
-use super::{Capabilities, FilePathStore, Kind, MaxProcesses, Path, PathProfile};
+use super::{Capabilities, FilePathStore, Kind, MaxProcesses, Path};
 use crate::arena::GRANULE;
 use crate::clock::Clock;
 use crate::error::{Error, Result};
@@ -84,7 +84,9 @@ impl FilePathStore {
         let dir = scratch.fd();
         let sharers = 1 + others.into_iter().filter(|other| *other == found.device).count();
         let profile = seed(&Rig { engine: &*engine, segments: &segments, dir }, options, sharers);
-        let turns = Turns::of(options, found.device, profile.part(sharers as f64), &clock);
+        // What others on the device have of it is part of its speed.
+        let device_bps = profile.read_bps.max(profile.write_bps) * sharers as f64;
+        let turns = Turns::of(options, (found.device, device_bps), &clock);
         let deadline = options.deadline.unwrap_or(options.kind.deadline());
         let pump = Pump::start(
             engine,
@@ -114,7 +116,7 @@ struct Turns {
 }
 
 impl Turns {
-    fn of(options: &Path, device: u64, speed: PathProfile, clock: &Clock) -> Self {
+    fn of(options: &Path, (device, device_bps): (u64, f64), clock: &Clock) -> Self {
         let any = |why: &str| Turns { seat: None, most: None, why: why.to_owned() };
         let rotates =
             || speed.read_bps.max(speed.write_bps) < ROTATING_BPS && says_it_rotates(device);
