@@ -118,8 +118,7 @@ struct Turns {
 impl Turns {
     fn of(options: &Path, (device, device_bps): (u64, f64), clock: &Clock) -> Self {
         let any = |why: &str| Turns { seat: None, most: None, why: why.to_owned() };
-        let rotates =
-            || speed.read_bps.max(speed.write_bps) < ROTATING_BPS && says_it_rotates(device);
+        let rotates = || device_bps < ROTATING_BPS && says_it_rotates(device);
         let (limit, why) = match options.max_processes {
             MaxProcesses::Any => return any("as asked for"),
             // Other processes have no part in a time that a test sets.
