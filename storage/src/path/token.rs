@@ -87,8 +87,9 @@ impl Token {
     }
 
     fn ask(&self, seat: u64, needs: Needs) -> Answer {
-        let now = self.clock.now();
         let mut state = self.state.lock();
+        // With the lock: of two paths that ask, the one that comes later is not earlier.
+        let now = self.clock.now();
         if let Some(seat) = state.seats.get_mut(&seat) {
             seat.needs = needs;
         }

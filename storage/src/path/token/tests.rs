@@ -193,3 +193,20 @@ fn without_a_line_everybody_goes() {
     std::fs::remove_file(node.dir.path()).unwrap();
     std::fs::create_dir(node.dir.path()).unwrap();
 }
+
+#[test]
+fn paths_that_ask_at_the_same_time_agree_on_it() {
+    let node = Node { clock: Clock::system(), ..Node::new() };
+    let process = node.process();
+    let pair = [(); 2].map(|()| Seat::of(Arc::clone(&process), Limit::AtMost(1)));
+    std::thread::scope(|threads| {
+        for seat in &pair {
+            threads.spawn(|| {
+                for _ in 0..50_000 {
+                    seat.ask(NOTHING);
+                    seat.ask(START);
+                }
+            });
+        }
+    });
+}
