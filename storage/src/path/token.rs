@@ -113,7 +113,12 @@ impl Token {
     fn go_on(&self, state: &mut State, now: Duration, needs: Needs) {
         state.turn = match std::mem::take(&mut state.turn) {
             Turn::In(mut hold) => {
-                let limit = state.limit(hold.ticket.as_ref());
+                let mut limit = state.limit(hold.ticket.as_ref());
+                let is_tried = |ticket: &Ticket| ticket.width().is_tried();
+                if state.adapts() && hold.ticket.as_ref().is_some_and(is_tried) {
+                    // Where as many try it as there are, nobody waits, and nobody would judge it.
+                    limit = limit.saturating_sub(1);
+                }
                 if hold.is_over(now, needs, limit) {
                     self.give_back(state, now, hold);
                     Turn::Out

@@ -210,3 +210,18 @@ fn paths_that_ask_at_the_same_time_agree_on_it() {
         }
     });
 }
+
+#[test]
+fn two_processes_on_a_disk_that_seeks_come_back_to_one_at_a_time() {
+    let node = Node::new();
+    let seats: [Seat; 2] = node.seats(Limit::Adapt);
+    let (mut alone, mut together) = (0, 0);
+    for _ in 0..20_000 {
+        let has_it: Vec<_> = seats.iter().filter(|seat| seat.ask(START).go).collect();
+        *if has_it.len() == 1 { &mut alone } else { &mut together } += 1;
+        let bytes = if has_it.len() == 1 { 1 << 20 } else { 1 << 18 };
+        has_it.iter().for_each(|seat| seat.moved(bytes));
+        node.pass(5);
+    }
+    assert!(alone > 2 * together, "{alone} {together}");
+}
