@@ -249,8 +249,11 @@ impl Seat {
     pub(super) fn share(&self) -> f64 {
         let state = self.token.state.lock();
         let mut granted = state.granted;
-        if let Turn::Waiting(wait) = &state.turn {
-            granted.add(self.token.clock.now().saturating_sub(wait.since), Duration::ZERO);
+        let now = self.token.clock.now();
+        match &state.turn {
+            Turn::Out => {}
+            Turn::Waiting(wait) => granted.add(now.saturating_sub(wait.since), Duration::ZERO),
+            Turn::In(hold) => granted.add(hold.waited, now.saturating_sub(hold.since)),
         }
         granted.share()
     }

@@ -225,3 +225,17 @@ fn two_processes_on_a_disk_that_seeks_come_back_to_one_at_a_time() {
     }
     assert!(alone > 2 * together, "{alone} {together}");
 }
+
+#[test]
+fn who_is_left_alone_soon_knows_that_all_of_the_device_is_his() {
+    let node = Node::new();
+    let [seat, other]: [Seat; 2] = node.seats(Limit::AtMost(1));
+    assert!(other.ask(START).go && !seat.ask(START).go);
+    node.pass(20_000);
+    assert!(seat.share() < 0.1);
+    drop(other);
+    assert!(seat.ask(START).go);
+    assert!(seat.share() < 0.1, "{}", seat.share());
+    node.pass(20_000);
+    assert!(seat.share() > 0.9, "{}", seat.share());
+}
