@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::line::{Line, Ticket};
 pub(super) use super::turn::{Answer, Needs};
-use super::turn::{Granted, Hold, LOOK, Turn, Wait};
+use super::turn::{Granted, Hold, LOOK, PATIENCE, Turn, Wait};
 use super::width::Width;
 use crate::clock::Clock;
 use crate::error::Errno;
@@ -46,6 +46,8 @@ struct State {
     granted: Granted,
     /// Tickets that no longer count.
     passed: HashSet<u64>,
+    /// Since when another process has been found at the door each time.
+    knocks_since: Option<Duration>,
 }
 
 #[derive(Debug)]
@@ -129,7 +131,11 @@ impl Token {
             turn => turn,
         };
         state.turn = match std::mem::take(&mut state.turn) {
-            Turn::Out if needs.start => self.join(now),
+            Turn::Out if needs.start => self.join(state, now),
+            Turn::Out => {
+                state.knocks_since = None;
+                Turn::Out
+            }
             Turn::Waiting(_) if !needs.start => Turn::Out,
             turn => turn,
         };
@@ -150,11 +156,20 @@ impl Token {
         Hold::new(ticket, times, self.moved_bytes.load(Ordering::Relaxed))
     }
 
-    fn join(&self, now: Duration) -> Turn {
+    fn join(&self, state: &mut State, now: Duration) -> Turn {
         match self.line.join(Width::default()) {
-            Ok(Some(ticket)) => Turn::Waiting(Wait::new(ticket, now)),
-            // Another process is at the door: a moment later.
-            Ok(None) => Turn::Out,
+            Ok(Some(ticket)) => {
+                state.knocks_since = None;
+                Turn::Waiting(Wait::new(ticket, now))
+            }
+            // Another process is at the door: a moment later, unless it was stopped there.
+            Ok(None) => {
+                let since = *state.knocks_since.get_or_insert(now);
+                match now.saturating_sub(since) < PATIENCE {
+                    true => Turn::Out,
+                    false => Turn::In(self.hold(None, (now, now))),
+                }
+            }
             Err(errno) => {
                 tracing::debug!(%errno, "the line of processes before a device cannot be joined");
                 Turn::In(self.hold(None, (now, now)))

@@ -20,7 +20,7 @@ const LOOK_BEHIND: Duration = Duration::from_millis(20);
 
 /// Who has been first in the line for so long while others wait is stopped or hangs. The token keeps
 /// processes out of each other's way and protects nothing, so the others go on without him.
-const PATIENCE: Duration = Duration::from_secs(30);
+pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// How many seconds the share of the wanted time that was granted is remembered over.
 const MEMORY: f64 = 2.0;

@@ -239,3 +239,19 @@ fn who_is_left_alone_soon_knows_that_all_of_the_device_is_his() {
     node.pass(20_000);
     assert!(seat.share() > 0.9, "{}", seat.share());
 }
+
+#[test]
+fn a_process_that_is_stopped_at_the_door_is_passed_in_time() {
+    let node = Node::new();
+    let [seat]: [Seat; 1] = node.seats(Limit::AtMost(1));
+    let door = seat.token.line.close_door().unwrap().unwrap();
+    seat.ask(START);
+    seat.ask(NOTHING);
+    node.pass(30_000);
+    assert_eq!(seat.ask(START), Answer { go: false, again: Some(LOOK) });
+    node.pass(29_999);
+    assert!(!seat.ask(START).go);
+    node.pass(1);
+    assert!(seat.ask(START).go);
+    drop(door);
+}
