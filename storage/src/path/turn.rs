@@ -165,9 +165,12 @@ impl Hold {
 
     pub(super) fn answer(&self, now: Duration, needs: Needs) -> Answer {
         let idle_for = self.idle_since.map(|since| (since + IDLE).saturating_sub(now));
+        // What waits for a cap alone must not keep the token over the slice.
+        let slice = || self.look_behind_at.saturating_sub(now);
+        let is_capped = needs.start && !needs.in_flight;
         match self.leaving {
             true => Answer { go: false, again: needs.start.then_some(LOOK) },
-            false => Answer { go: true, again: idle_for },
+            false => Answer { go: true, again: idle_for.or_else(|| is_capped.then(slice)) },
         }
     }
 }

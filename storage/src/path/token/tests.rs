@@ -255,3 +255,13 @@ fn a_process_that_is_stopped_at_the_door_is_passed_in_time() {
     assert!(seat.ask(START).go);
     drop(door);
 }
+
+#[test]
+fn what_a_cap_holds_back_does_not_keep_the_token_over_the_slice() {
+    let node = Node::new();
+    let seats: [Seat; 2] = node.seats(Limit::AtMost(1));
+    let slice = seats[0].ask(START).again.unwrap();
+    assert!(!seats[1].ask(START).go);
+    node.clock.advance(slice);
+    assert_eq!(go(&seats, START), [false, true]);
+}
