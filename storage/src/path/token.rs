@@ -107,6 +107,8 @@ impl Token {
         };
         if let Some(seat) = state.seats.get_mut(&seat) {
             seat.account(now, !answer.go && needs.start && !needs.in_flight);
+            // It starts something now, and says so only when it asks again.
+            seat.needs.in_flight |= answer.go && needs.start;
         }
         answer
     }

@@ -265,3 +265,21 @@ fn what_a_cap_holds_back_does_not_keep_the_token_over_the_slice() {
     node.clock.advance(slice);
     assert_eq!(go(&seats, START), [false, true]);
 }
+
+#[test]
+fn what_one_path_starts_just_now_is_known_to_the_others() {
+    let node = Node::new();
+    let process = node.process();
+    let pair = [(); 2].map(|()| Seat::of(Arc::clone(&process), Limit::AtMost(1)));
+    let [other]: [Seat; 1] = node.seats(Limit::AtMost(1));
+    assert!(pair[0].ask(MORE).go && !other.ask(START).go);
+    node.pass(499);
+    // It may go, and has not yet told what it has made of that.
+    assert!(pair[1].ask(START).go);
+    node.pass(1);
+    assert!(!pair[0].ask(NOTHING).go);
+    assert!(!other.ask(START).go, "what was started is in flight");
+    pair[1].ask(NOTHING);
+    node.pass(1);
+    assert!(other.ask(START).go);
+}
