@@ -89,7 +89,7 @@ impl Line {
         door.set_width(&width)
     }
 
-    fn close_door(&self) -> Result<Option<Door>, Errno> {
+    pub(super) fn close_door(&self) -> Result<Option<Door>, Errno> {
         let dir = self.dir()?;
         let file = open_at(dir.as_fd(), DOOR, OFlags::CREATE)?;
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -128,7 +128,7 @@ fn name_of(number: u64) -> String {
 }
 
 /// The right to make a ticket, for as long as it takes.
-struct Door {
+pub(super) struct Door {
     dir: OwnedFd,
     file: File,
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::line::{Line, Ticket};
 pub(super) use super::turn::{Answer, Needs};
-use super::turn::{Granted, Hold, LOOK, Turn, Wait};
+use super::turn::{Granted, Hold, LOOK, PATIENCE, Turn, Wait};
 use super::width::Width;
 use crate::clock::Clock;
 use crate::error::Errno;
@@ -46,6 +46,8 @@ struct State {
     granted: Granted,
     /// Tickets that no longer count.
     passed: HashSet<u64>,
+    /// Since when another process has been found at the door each time.
+    knocks_since: Option<Duration>,
 }
 
 #[derive(Debug)]
@@ -87,8 +89,9 @@ impl Token {
     }
 
     fn ask(&self, seat: u64, needs: Needs) -> Answer {
-        let now = self.clock.now();
         let mut state = self.state.lock();
+        // With the lock: of two paths that ask, the one that comes later is not earlier.
+        let now = self.clock.now();
         if let Some(seat) = state.seats.get_mut(&seat) {
             seat.needs = needs;
         }
@@ -104,6 +107,8 @@ impl Token {
         };
         if let Some(seat) = state.seats.get_mut(&seat) {
             seat.account(now, !answer.go && needs.start && !needs.in_flight);
+            // It starts something now, and says so only when it asks again.
+            seat.needs.in_flight |= answer.go && needs.start;
         }
         answer
     }
@@ -112,7 +117,12 @@ impl Token {
     fn go_on(&self, state: &mut State, now: Duration, needs: Needs) {
         state.turn = match std::mem::take(&mut state.turn) {
             Turn::In(mut hold) => {
-                let limit = state.limit(hold.ticket.as_ref());
+                let mut limit = state.limit(hold.ticket.as_ref());
+                let is_tried = |ticket: &Ticket| ticket.width().is_tried();
+                if state.adapts() && hold.ticket.as_ref().is_some_and(is_tried) {
+                    // Where as many try it as there are, nobody waits, and nobody would judge it.
+                    limit = limit.saturating_sub(1);
+                }
                 if hold.is_over(now, needs, limit) {
                     self.give_back(state, now, hold);
                     Turn::Out
@@ -123,7 +133,11 @@ impl Token {
             turn => turn,
         };
         state.turn = match std::mem::take(&mut state.turn) {
-            Turn::Out if needs.start => self.join(now),
+            Turn::Out if needs.start => self.join(state, now),
+            Turn::Out => {
+                state.knocks_since = None;
+                Turn::Out
+            }
             Turn::Waiting(_) if !needs.start => Turn::Out,
             turn => turn,
         };
@@ -144,11 +158,20 @@ impl Token {
         Hold::new(ticket, times, self.moved_bytes.load(Ordering::Relaxed))
     }
 
-    fn join(&self, now: Duration) -> Turn {
+    fn join(&self, state: &mut State, now: Duration) -> Turn {
         match self.line.join(Width::default()) {
-            Ok(Some(ticket)) => Turn::Waiting(Wait::new(ticket, now)),
-            // Another process is at the door: a moment later.
-            Ok(None) => Turn::Out,
+            Ok(Some(ticket)) => {
+                state.knocks_since = None;
+                Turn::Waiting(Wait::new(ticket, now))
+            }
+            // Another process is at the door: a moment later, unless it was stopped there.
+            Ok(None) => {
+                let since = *state.knocks_since.get_or_insert(now);
+                match now.saturating_sub(since) < PATIENCE {
+                    true => Turn::Out,
+                    false => Turn::In(self.hold(None, (now, now))),
+                }
+            }
             Err(errno) => {
                 tracing::debug!(%errno, "the line of processes before a device cannot be joined");
                 Turn::In(self.hold(None, (now, now)))
@@ -243,8 +266,11 @@ impl Seat {
     pub(super) fn share(&self) -> f64 {
         let state = self.token.state.lock();
         let mut granted = state.granted;
-        if let Turn::Waiting(wait) = &state.turn {
-            granted.add(self.token.clock.now().saturating_sub(wait.since), Duration::ZERO);
+        let now = self.token.clock.now();
+        match &state.turn {
+            Turn::Out => {}
+            Turn::Waiting(wait) => granted.add(now.saturating_sub(wait.since), Duration::ZERO),
+            Turn::In(hold) => granted.add(hold.waited, now.saturating_sub(hold.since)),
         }
         granted.share()
     }

@@ -20,7 +20,7 @@ const LOOK_BEHIND: Duration = Duration::from_millis(20);
 
 /// Who has been first in the line for so long while others wait is stopped or hangs. The token keeps
 /// processes out of each other's way and protects nothing, so the others go on without him.
-const PATIENCE: Duration = Duration::from_secs(30);
+pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// How many seconds the share of the wanted time that was granted is remembered over.
 const MEMORY: f64 = 2.0;
@@ -77,24 +77,28 @@ pub(super) struct Hold {
     pub(super) moved_bytes: u64,
 }
 
-/// How much of the time in which the device was wanted it was granted, in seconds, the latest most.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Granted {
-    waited: f64,
-    held: f64,
+/// How much of the time in which the device was wanted it was granted, the latest most.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Granted(f64);
+
+impl Default for Granted {
+    fn default() -> Self {
+        Granted(1.0)
+    }
 }
 
 impl Granted {
+    /// Adds a time of waiting and the time after it in which the device was had. However long one of
+    /// them was, the memory is as short.
     pub(super) fn add(&mut self, waited: Duration, held: Duration) {
-        let (waited, held) = (waited.as_secs_f64(), held.as_secs_f64());
-        let keep = (-(waited + held) / MEMORY).exp();
-        self.waited = self.waited * keep + waited;
-        self.held = self.held * keep + held;
+        for (time, granted) in [(waited, 0.0), (held, 1.0)] {
+            let keep = (-time.as_secs_f64() / MEMORY).exp();
+            self.0 = self.0 * keep + granted * (1.0 - keep);
+        }
     }
 
     pub(super) fn share(&self) -> f64 {
-        let all = self.waited + self.held;
-        if all > 0.0 { self.held / all } else { 1.0 }
+        self.0
     }
 }
 
@@ -161,9 +165,12 @@ impl Hold {
 
     pub(super) fn answer(&self, now: Duration, needs: Needs) -> Answer {
         let idle_for = self.idle_since.map(|since| (since + IDLE).saturating_sub(now));
+        // What waits for a cap alone must not keep the token over the slice.
+        let slice = || self.look_behind_at.saturating_sub(now);
+        let is_capped = needs.start && !needs.in_flight;
         match self.leaving {
             true => Answer { go: false, again: needs.start.then_some(LOOK) },
-            false => Answer { go: true, again: idle_for },
+            false => Answer { go: true, again: idle_for.or_else(|| is_capped.then(slice)) },
         }
     }
 }

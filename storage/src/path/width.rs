@@ -63,6 +63,11 @@ impl Width {
         self.processes
     }
 
+    /// Returns whether this number is being tried.
+    pub(super) fn is_tried(&self) -> bool {
+        !matches!(self.state, State::Rest(_))
+    }
+
     /// Takes note of the turn of one of `together` processes that had something to do for all of it
     /// while others waited, in bytes per second of this one.
     pub(super) fn note(&mut self, together: u32, bps: f64) {

@@ -193,3 +193,93 @@ fn without_a_line_everybody_goes() {
     std::fs::remove_file(node.dir.path()).unwrap();
     std::fs::create_dir(node.dir.path()).unwrap();
 }
+
+#[test]
+fn paths_that_ask_at_the_same_time_agree_on_it() {
+    let node = Node { clock: Clock::system(), ..Node::new() };
+    let process = node.process();
+    let pair = [(); 2].map(|()| Seat::of(Arc::clone(&process), Limit::AtMost(1)));
+    std::thread::scope(|threads| {
+        for seat in &pair {
+            threads.spawn(|| {
+                for _ in 0..50_000 {
+                    seat.ask(NOTHING);
+                    seat.ask(START);
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn two_processes_on_a_disk_that_seeks_come_back_to_one_at_a_time() {
+    let node = Node::new();
+    let seats: [Seat; 2] = node.seats(Limit::Adapt);
+    let (mut alone, mut together) = (0, 0);
+    for _ in 0..20_000 {
+        let has_it: Vec<_> = seats.iter().filter(|seat| seat.ask(START).go).collect();
+        *if has_it.len() == 1 { &mut alone } else { &mut together } += 1;
+        let bytes = if has_it.len() == 1 { 1 << 20 } else { 1 << 18 };
+        has_it.iter().for_each(|seat| seat.moved(bytes));
+        node.pass(5);
+    }
+    assert!(alone > 2 * together, "{alone} {together}");
+}
+
+#[test]
+fn who_is_left_alone_soon_knows_that_all_of_the_device_is_his() {
+    let node = Node::new();
+    let [seat, other]: [Seat; 2] = node.seats(Limit::AtMost(1));
+    assert!(other.ask(START).go && !seat.ask(START).go);
+    node.pass(20_000);
+    assert!(seat.share() < 0.1);
+    drop(other);
+    assert!(seat.ask(START).go);
+    assert!(seat.share() < 0.1, "{}", seat.share());
+    node.pass(20_000);
+    assert!(seat.share() > 0.9, "{}", seat.share());
+}
+
+#[test]
+fn a_process_that_is_stopped_at_the_door_is_passed_in_time() {
+    let node = Node::new();
+    let [seat]: [Seat; 1] = node.seats(Limit::AtMost(1));
+    let door = seat.token.line.close_door().unwrap().unwrap();
+    seat.ask(START);
+    seat.ask(NOTHING);
+    node.pass(30_000);
+    assert_eq!(seat.ask(START), Answer { go: false, again: Some(LOOK) });
+    node.pass(29_999);
+    assert!(!seat.ask(START).go);
+    node.pass(1);
+    assert!(seat.ask(START).go);
+    drop(door);
+}
+
+#[test]
+fn what_a_cap_holds_back_does_not_keep_the_token_over_the_slice() {
+    let node = Node::new();
+    let seats: [Seat; 2] = node.seats(Limit::AtMost(1));
+    let slice = seats[0].ask(START).again.unwrap();
+    assert!(!seats[1].ask(START).go);
+    node.clock.advance(slice);
+    assert_eq!(go(&seats, START), [false, true]);
+}
+
+#[test]
+fn what_one_path_starts_just_now_is_known_to_the_others() {
+    let node = Node::new();
+    let process = node.process();
+    let pair = [(); 2].map(|()| Seat::of(Arc::clone(&process), Limit::AtMost(1)));
+    let [other]: [Seat; 1] = node.seats(Limit::AtMost(1));
+    assert!(pair[0].ask(MORE).go && !other.ask(START).go);
+    node.pass(499);
+    // It may go, and has not yet told what it has made of that.
+    assert!(pair[1].ask(START).go);
+    node.pass(1);
+    assert!(!pair[0].ask(NOTHING).go);
+    assert!(!other.ask(START).go, "what was started is in flight");
+    pair[1].ask(NOTHING);
+    node.pass(1);
+    assert!(other.ask(START).go);
+}
