@@ -196,21 +196,26 @@ impl<T> Lane<T> {
         self.in_flight == 0 || self.in_flight_bytes + bytes <= self.limit_bytes
     }
 
+    /// Returns when the next operation may start, or `None` without one, or without room for it.
+    fn ready(&mut self, now: Duration) -> Option<Duration> {
+        let (class, _) = self.pick(now)?;
+        let bytes = self.queues[class].front()?.bytes;
+        let ready = self.bucket.as_mut().map_or(now, |bucket| bucket.ready(now));
+        self.has_room(bytes).then_some(ready)
+    }
+
     /// Starts the next operation, or returns when tokens allow it, or `None` without either.
     fn next(&mut self, now: Duration) -> Option<Result<Waiting<T>, Duration>> {
-        let (class, aged) = self.pick(now)?;
-        let bytes = self.queues[class].front()?.bytes;
-        if !self.has_room(bytes) {
-            return None;
+        let ready = self.ready(now)?;
+        if ready > now {
+            return Some(Err(ready));
         }
+        let (class, aged) = self.pick(now)?;
+        let waiting = self.queues[class].pop_front()?;
+        let bytes = waiting.bytes;
         if let Some(bucket) = &mut self.bucket {
-            let ready = bucket.ready(now);
-            if ready > now {
-                return Some(Err(ready));
-            }
             bucket.tokens -= bytes as f64;
         }
-        let waiting = self.queues[class].pop_front()?;
         self.since_aged = if aged { 0 } else { self.since_aged.saturating_add(1) };
         self.waiting_bytes -= bytes;
         self.in_flight_bytes += bytes;
@@ -299,9 +304,10 @@ impl<T> Admission<T> {
         lane.waiting_bytes + lane.in_flight_bytes
     }
 
-    /// Returns whether anything waits to be started.
-    pub fn is_waiting(&self) -> bool {
-        self.lanes.iter().any(|lane| lane.waiting_bytes > 0)
+    /// Returns when something may start, now or later, as [`Admission::next`] would say; `None` if
+    /// nothing waits or no permit is left for it.
+    pub fn ready(&mut self, now: Duration) -> Option<Duration> {
+        self.lanes.iter_mut().filter_map(|lane| lane.ready(now)).min()
     }
 
     /// Returns how many operations are in flight.

@@ -1,10 +1,13 @@
 //! The line of processes before a device: tickets that the kernel holds, so that it moves on when
 //! one dies.
 
+use std::collections::HashSet;
+use std::fmt;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno as Raw;
@@ -17,11 +20,15 @@ use crate::io::probe::open_at;
 /// Whoever has this file locked makes tickets; its first eight bytes are the last number given.
 const DOOR: &str = "door";
 
-/// A ticket that has no number yet.
+/// What has no name of its own yet: a ticket, or a width.
 const NEW: &str = "new";
 
 /// How many processes at a time have been found to pay.
 const WIDTH: &str = "width";
+
+/// What was found out is forgotten when no process has met another for so long: others come, for
+/// other work.
+const FORGET: Duration = Duration::from_secs(60);
 
 /// The line before one device. Processes of one user that see the same memory file system stand in
 /// one line; those of others are not seen.
@@ -38,8 +45,7 @@ impl Line {
     /// # Errors
     /// What the system said of a directory for it, or of a lock there.
     pub(super) fn of_device(device: u64) -> Result<Self, Errno> {
-        let memory = PathBuf::from("/dev/shm");
-        Self::in_dir(if memory.is_dir() { memory } else { std::env::temp_dir() }, device)
+        Self::in_dir(PathBuf::from("/dev/shm"), device)
     }
 
     pub(super) fn in_dir(base: PathBuf, device: u64) -> Result<Self, Errno> {
@@ -47,30 +53,29 @@ impl Line {
         let user = format!("tensortier-{}", rustix::process::geteuid().as_raw());
         let line = Line { base, user, device: format!("{major}-{minor}") };
         // Whether it works is known before anybody relies on it.
-        line.join(Width::default()).map(drop)?;
+        line.join(|_| 1).map(drop)?;
         Ok(line)
     }
 
-    /// Goes to the end of the line; `None` while another process is just doing so. `first` is what
-    /// the first process ever believes to pay.
+    /// Goes to the end of the line; `None` while another process is just doing so. `limit` says how
+    /// many processes are to use the device at one time, told how many have been found to pay.
     ///
     /// # Errors
     /// What the system said.
-    pub(super) fn join(&self, first: Width) -> Result<Option<Ticket>, Errno> {
+    pub(super) fn join(&self, limit: impl FnOnce(u32) -> u32) -> Result<Option<Ticket>, Errno> {
         let Some(door) = self.close_door()? else { return Ok(None) };
         // A new ticket is behind all that are there.
-        let before = door.tickets()?;
-        let number = door.next_number()?;
-        let file = open_at(door.dir.as_fd(), NEW, OFlags::CREATE)?;
-        // With the door closed nobody else makes one: whoever left this is dead.
+        let before = tickets_in(&door.dir)?;
+        let name =
+            Name { number: door.next_number(&before)?, limit: limit(door.width().processes()) };
+        let file = door.new_file()?;
         rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
-        rustix::fs::renameat(&door.dir, NEW, &door.dir, name_of(number))?;
-        let width = door.width().unwrap_or(first);
         let dir = door.dir.try_clone()?;
-        let mut ticket = Ticket { dir, number, file, ahead: Vec::new(), width };
-        for number in before {
-            match open_at(ticket.dir.as_fd(), &name_of(number), OFlags::empty()) {
-                Ok(file) => ticket.ahead.push((number, file)),
+        rustix::fs::renameat(&dir, NEW, &dir, name.to_string())?;
+        let mut ticket = Ticket { dir, name, file, ahead: Vec::new() };
+        for name in before {
+            match open_at(ticket.dir.as_fd(), &name.to_string(), OFlags::empty()) {
+                Ok(file) => ticket.ahead.push((name, file)),
                 Err(Errno(libc::ENOENT)) => {}
                 Err(errno) => return Err(errno),
             }
@@ -82,9 +87,9 @@ impl Line {
     ///
     /// # Errors
     /// What the system said.
-    pub(super) fn learn(&self, first: Width, change: impl FnOnce(&mut Width)) -> Result<(), Errno> {
+    pub(super) fn learn(&self, change: impl FnOnce(&mut Width)) -> Result<(), Errno> {
         let Some(door) = self.close_door()? else { return Ok(()) };
-        let mut width = door.width().unwrap_or(first);
+        let mut width = door.width();
         change(&mut width);
         door.set_width(&width)
     }
@@ -123,8 +128,33 @@ fn private_dir(parent: &OwnedFd, name: &str) -> Result<OwnedFd, Errno> {
     Ok(dir)
 }
 
-fn name_of(number: u64) -> String {
-    format!("{number:020}")
+/// What a ticket's file is called.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Name {
+    pub(super) number: u64,
+    /// How many processes its owner wants to use the device at one time.
+    pub(super) limit: u32,
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.number, self.limit)
+    }
+}
+
+impl Name {
+    fn read(text: &str) -> Option<Self> {
+        let (number, limit) = text.split_once('-')?;
+        Some(Name { number: number.parse().ok()?, limit: limit.parse().ok()? })
+    }
+}
+
+/// Returns the names of all tickets, dead ones included, in their order.
+fn tickets_in(dir: &OwnedFd) -> Result<Vec<Name>, Errno> {
+    let mut names: Vec<_> =
+        names_in(dir.as_fd())?.iter().filter_map(|name| Name::read(name)).collect();
+    names.sort_unstable();
+    Ok(names)
 }
 
 /// The right to make a ticket, for as long as it takes.
@@ -134,32 +164,39 @@ pub(super) struct Door {
 }
 
 impl Door {
-    /// Returns the numbers of all tickets, dead ones included, in their order.
-    fn tickets(&self) -> Result<Vec<u64>, Errno> {
-        let mut numbers = tickets_in(&self.dir)?;
-        numbers.sort_unstable();
-        Ok(numbers)
-    }
-
     /// A number is never given twice: whoever removes a dead ticket by its name removes no other.
-    fn next_number(&self) -> Result<u64, Errno> {
+    fn next_number(&self, before: &[Name]) -> Result<u64, Errno> {
         let mut last = [0; 8];
         // An empty file is a new one.
         let read = self.file.read_at(&mut last, 0)?;
-        let next = if read == 8 { u64::from_le_bytes(last).wrapping_add(1) } else { 1 };
+        let last = if read == 8 { u64::from_le_bytes(last) } else { 0 };
+        let next = before.last().map_or(last, |name| last.max(name.number)).wrapping_add(1);
         self.file.write_all_at(&next.to_le_bytes(), 0)?;
         Ok(next)
     }
 
-    fn width(&self) -> Option<Width> {
-        let file = open_at(self.dir.as_fd(), WIDTH, OFlags::empty()).ok()?;
-        serde_json::from_reader(file).ok()
+    /// Returns a file that has no name of its own yet. With the door closed nobody else makes one:
+    /// whoever left it is dead.
+    fn new_file(&self) -> Result<File, Errno> {
+        let _ = rustix::fs::unlinkat(&self.dir, NEW, AtFlags::empty());
+        open_at(self.dir.as_fd(), NEW, OFlags::CREATE | OFlags::EXCL)
+    }
+
+    /// Returns what has been found to pay lately.
+    fn width(&self) -> Width {
+        let read = || {
+            let file = open_at(self.dir.as_fd(), WIDTH, OFlags::empty()).ok()?;
+            let age = file.metadata().ok()?.modified().ok()?.elapsed().unwrap_or_default();
+            let width: Width = serde_json::from_reader(file).ok()?;
+            (age < FORGET && width.processes() > 0).then_some(width)
+        };
+        read().unwrap_or_default()
     }
 
     fn set_width(&self, width: &Width) -> Result<(), Errno> {
         let text = serde_json::to_vec(width).map_err(|_| Errno(libc::EIO))?;
-        let file = open_at(self.dir.as_fd(), WIDTH, OFlags::CREATE | OFlags::TRUNC)?;
-        Ok(file.write_all_at(&text, 0)?)
+        self.new_file()?.write_all_at(&text, 0)?;
+        Ok(rustix::fs::renameat(&self.dir, NEW, &self.dir, WIDTH)?)
     }
 }
 
@@ -167,10 +204,6 @@ impl Drop for Door {
     fn drop(&mut self) {
         unlock(&self.file);
     }
-}
-
-fn tickets_in(dir: &OwnedFd) -> Result<Vec<u64>, Errno> {
-    Ok(names_in(dir.as_fd())?.iter().filter_map(|name| name.parse().ok()).collect())
 }
 
 /// Closing the file would not do while a child of a fork has it open as well.
@@ -182,44 +215,51 @@ fn unlock(file: &File) {
 #[derive(Debug)]
 pub(super) struct Ticket {
     dir: OwnedFd,
-    number: u64,
+    name: Name,
     file: File,
-    ahead: Vec<(u64, File)>,
-    width: Width,
+    ahead: Vec<(Name, File)>,
 }
 
 impl Ticket {
-    /// Returns the numbers of those that came before and are still there, in their order, and forgets
-    /// the others.
-    pub(super) fn ahead(&mut self) -> impl Iterator<Item = u64> {
-        let dir = &self.dir;
-        self.ahead.retain(|(number, file)| {
+    /// Returns who came before and is still there, without those to be passed: no more than decide
+    /// whether its owner may go.
+    pub(super) fn ahead(&mut self, passed: &HashSet<u64>) -> Vec<Name> {
+        let (dir, most, mut alive) = (&self.dir, self.name.limit as usize, Vec::new());
+        self.ahead.retain(|(name, file)| {
+            if alive.len() == most || passed.contains(&name.number) {
+                return true;
+            }
             let lock = rustix::fs::flock(file, FlockOperation::NonBlockingLockShared);
             let is_held = lock == Err(Raw::WOULDBLOCK);
-            if !is_held {
+            if is_held {
+                alive.push(*name);
+            } else {
                 // He left it, or he died. Others who wait may find the same at the same time.
-                let _ = rustix::fs::unlinkat(dir, name_of(*number), AtFlags::empty());
+                let _ = rustix::fs::unlinkat(dir, name.to_string(), AtFlags::empty());
                 unlock(file);
             }
             is_held
         });
-        self.ahead.iter().map(|(number, _)| *number)
+        alive
     }
 
-    /// Returns how many tickets there are, this one and perhaps dead ones included.
-    pub(super) fn in_line(&self) -> usize {
-        tickets_in(&self.dir).map_or(1, |tickets| tickets.len())
+    /// Returns how many processes its owner wants to use the device at one time.
+    pub(super) fn limit(&self) -> u32 {
+        self.name.limit
     }
 
-    /// Returns what was known to pay when it was made.
-    pub(super) fn width(&self) -> &Width {
-        &self.width
+    /// Returns how many tickets there are, this one and perhaps dead ones included, and the least
+    /// number of processes that one of their owners wants to use the device at one time.
+    pub(super) fn line(&self) -> (u32, u32) {
+        let tickets = tickets_in(&self.dir).unwrap_or_default();
+        let limits = tickets.iter().map(|name| name.limit);
+        (tickets.len() as u32, limits.fold(self.name.limit, u32::min))
     }
 }
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        let _ = rustix::fs::unlinkat(&self.dir, name_of(self.number), AtFlags::empty());
+        let _ = rustix::fs::unlinkat(&self.dir, self.name.to_string(), AtFlags::empty());
         unlock(&self.file);
     }
 }
@@ -233,7 +273,11 @@ mod tests {
     }
 
     fn join(line: &Line) -> Ticket {
-        line.join(Width::default()).unwrap().unwrap()
+        line.join(|_| 9).unwrap().unwrap()
+    }
+
+    fn ahead(ticket: &mut Ticket) -> usize {
+        ticket.ahead(&HashSet::new()).len()
     }
 
     #[test]
@@ -241,19 +285,22 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let line = line(&dir);
         let mut tickets: Vec<_> = (0..4).map(|_| join(&line)).collect();
-        let ahead = |tickets: &mut Vec<Ticket>| -> Vec<_> {
-            tickets.iter_mut().map(|ticket| ticket.ahead().count()).collect()
-        };
-        assert_eq!(ahead(&mut tickets), [0, 1, 2, 3]);
-        assert_eq!(tickets[0].in_line(), 4);
+        let all = |tickets: &mut Vec<Ticket>| -> Vec<_> { tickets.iter_mut().map(ahead).collect() };
+        assert_eq!(all(&mut tickets), [0, 1, 2, 3]);
+        let careful = line.join(|_| 2).unwrap();
+        assert_eq!(tickets[0].line(), (5, 2));
+        assert_eq!(careful.map(|mut ticket| ahead(&mut ticket)), Some(2), "enough to know");
+        let names = tickets[3].ahead(&HashSet::new());
+        let passed = HashSet::from([names[1].number]);
+        assert_eq!(tickets[3].ahead(&passed), [names[0], names[2]]);
         tickets.remove(1);
-        assert_eq!(ahead(&mut tickets), [0, 1, 2]);
+        assert_eq!(all(&mut tickets), [0, 1, 2]);
         tickets.remove(0);
         tickets.push(join(&line));
-        assert_eq!(ahead(&mut tickets), [0, 1, 2]);
+        assert_eq!(all(&mut tickets), [0, 1, 2]);
         tickets.clear();
         let mut alone = join(&line);
-        assert_eq!((alone.ahead().count(), alone.in_line()), (0, 1), "nothing is left behind");
+        assert_eq!((ahead(&mut alone), alone.line().0), (0, 1), "nothing is left behind");
     }
 
     #[test]
@@ -262,14 +309,15 @@ mod tests {
         let line = line(&dir);
         let place = dir.path().join(&line.user).join("8-1");
         let last: [u8; 8] = std::fs::read(place.join(DOOR)).unwrap().try_into().unwrap();
-        for left in [&*name_of(u64::from_le_bytes(last)), NEW, WIDTH] {
+        let last = Name { number: u64::from_le_bytes(last), limit: 9 }.to_string();
+        for left in [&*last, NEW, WIDTH] {
             std::fs::write(place.join(left), "").unwrap();
         }
         let mut ticket = join(&line);
-        assert_eq!((ticket.in_line(), ticket.ahead().count(), ticket.in_line()), (2, 0, 1));
+        assert_eq!((ticket.line().0, ahead(&mut ticket), ticket.line().0), (2, 0, 1));
         drop(ticket);
         std::fs::remove_dir_all(dir.path().join(&line.user)).unwrap();
-        assert_eq!(join(&line).ahead().count(), 0, "it is made again");
+        assert_eq!(ahead(&mut join(&line)), 0, "it is made again");
     }
 
     #[test]
@@ -277,10 +325,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let line = line(&dir);
         let door = line.close_door().unwrap().unwrap();
-        assert!(line.join(Width::default()).unwrap().is_none());
-        line.learn(Width::default(), |_| panic!("another has the door")).unwrap();
+        assert!(line.join(|_| 1).unwrap().is_none());
+        line.learn(|_| panic!("another has the door")).unwrap();
         drop(door);
-        assert_eq!(join(&line).ahead().count(), 0);
+        assert_eq!(ahead(&mut join(&line)), 0);
     }
 
     #[test]
@@ -289,19 +337,36 @@ mod tests {
         let line = line(&dir);
         let all = std::os::unix::fs::PermissionsExt::from_mode(0o777);
         std::fs::set_permissions(dir.path().join(&line.user), all).unwrap();
-        assert_eq!(line.join(Width::default()).unwrap_err(), Errno(libc::EACCES));
+        assert_eq!(line.join(|_| 1).unwrap_err(), Errno(libc::EACCES));
         std::fs::remove_dir_all(dir.path().join(&line.user)).unwrap();
         std::os::unix::fs::symlink("/tmp", dir.path().join(&line.user)).unwrap();
-        assert!(line.join(Width::default()).is_err());
+        assert!(line.join(|_| 1).is_err());
     }
 
     #[test]
-    fn what_pays_is_known_to_who_comes_later() {
+    fn what_pays_is_known_to_who_comes_soon_and_no_wrong_word_of_it_is_believed() {
         let dir = tempfile::tempdir().unwrap();
         let line = line(&dir);
-        let before = join(&line);
-        line.learn(Width::at(1), |width| *width = Width::at(5)).unwrap();
-        assert_eq!(before.width().processes(), Width::default().processes());
-        assert_eq!(join(&line).width().processes(), 5);
+        let paying = || line.join(|paying| paying).unwrap().unwrap().limit();
+        assert_eq!(paying(), 1);
+        line.learn(|width| *width = Width::at(5)).unwrap();
+        assert_eq!(paying(), 5);
+        let place = dir.path().join(&line.user).join("8-1").join(WIDTH);
+        let text = std::fs::read_to_string(&place).unwrap();
+        std::fs::write(&place, text.replace('5', "0")).unwrap();
+        assert_eq!(paying(), 1);
+        std::fs::write(&place, text).unwrap();
+        let file = File::options().write(true).open(&place).unwrap();
+        file.set_modified(std::time::SystemTime::now() - FORGET).unwrap();
+        assert_eq!(paying(), 1, "it is long ago");
+    }
+
+    #[test]
+    fn a_number_is_not_given_twice_also_when_the_door_was_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let line = line(&dir);
+        let first = join(&line);
+        std::fs::remove_file(dir.path().join(&line.user).join("8-1").join(DOOR)).unwrap();
+        assert!(join(&line).name.number > first.name.number);
     }
 }

@@ -84,8 +84,10 @@ impl FilePathStore {
         let dir = scratch.fd();
         let sharers = 1 + others.into_iter().filter(|other| *other == found.device).count();
         let profile = seed(&Rig { engine: &*engine, segments: &segments, dir }, options, sharers);
-        // What others on the device have of it is part of its speed.
-        let device_bps = profile.read_bps.max(profile.write_bps) * sharers as f64;
+        // What others on the device have of it is part of its speed, and a cap says nothing of it.
+        let capped = options.read_cap.or(options.write_cap).is_some();
+        let seen_bps = profile.read_bps.max(profile.write_bps) * sharers as f64;
+        let device_bps = if capped { f64::INFINITY } else { seen_bps };
         let turns = Turns::of(options, (found.device, device_bps), &clock);
         let deadline = options.deadline.unwrap_or(options.kind.deadline());
         let pump = Pump::start(

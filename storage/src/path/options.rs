@@ -40,10 +40,11 @@ impl fmt::Display for Kind {
     }
 }
 
-/// How many processes use a path's device at one time. Those of one user that see the same memory
-/// file system (`/dev/shm`) take turns, first come, first served: a process goes on with its other
-/// paths meanwhile, and a dead one holds nobody up. All paths of a process on a device take its turn
-/// together, and the most careful of them decides.
+/// How many processes use a path's device at one time. Those of one user that see the same `/dev/shm`
+/// take turns, first come, first served: a process goes on with its other paths meanwhile, and one
+/// that ends or is killed holds nobody up. Where there is no `/dev/shm`, nobody waits. All paths of a
+/// process on a device take its turn together; where they, or processes, allow different numbers, the
+/// least counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum MaxProcesses {

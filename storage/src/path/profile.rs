@@ -111,6 +111,8 @@ pub struct Meter {
     seen_alone: [bool; 2],
     loads: [Load; 2],
     at: Duration,
+    /// Another process has the device since then.
+    away: bool,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -135,6 +137,7 @@ impl Meter {
             seen_alone: [false; 2],
             loads: [Load::Idle; 2],
             at: Duration::ZERO,
+            away: false,
         }
     }
 
@@ -151,7 +154,9 @@ impl Meter {
     /// Says what the directions have to do from now on, in the order of [`Direction::BOTH`]; to be
     /// called whenever something was submitted, started or finished.
     pub fn note(&mut self, now: Duration, loads: [Load; 2]) {
-        let passed = now.saturating_sub(self.at).as_secs_f64();
+        let away = std::mem::take(&mut self.away);
+        let passed = if away { Duration::ZERO } else { now.saturating_sub(self.at) };
+        let passed = passed.as_secs_f64();
         self.window.wall += passed;
         if self.loads != [Load::Idle; 2] {
             self.window.busy += passed;
@@ -171,6 +176,13 @@ impl Meter {
             let window = std::mem::take(&mut self.window);
             self.learn(&window);
         }
+    }
+
+    /// Says that the device is another process's from now on: until the next [`Meter::note`] no time
+    /// passes for this one.
+    pub fn leave(&mut self, now: Duration) {
+        self.note(now, [Load::Idle; 2]);
+        self.away = true;
     }
 
     /// Forgets the present window: the path hangs, which says nothing of its speed.

@@ -173,12 +173,14 @@ impl Pump {
                     self.start_one(part, permit, started, sync_failures);
                 }
                 Next::Wait(_) | Next::Idle => {
-                    let loads = Direction::BOTH.map(|way| match has_turn {
-                        true => lanes.admission.load(way),
+                    let mut loads = Direction::BOTH.map(|way| lanes.admission.load(way));
+                    if has_turn {
+                        lanes.meter.note(now, loads);
+                    } else {
                         // What waits for other processes says nothing of the device.
-                        false => Load::Idle,
-                    });
-                    lanes.meter.note(now, loads);
+                        loads = [Load::Idle; 2];
+                        lanes.meter.leave(now);
+                    }
                     if let Some(bytes) = lanes.depth.note(now, loads) {
                         lanes.admission.set_in_flight_bytes(bytes);
                         // With more room more may start.
@@ -205,16 +207,16 @@ impl Pump {
             return (true, if may_start { lanes.admission.next(now) } else { Next::Idle });
         };
         let in_flight = lanes.admission.in_flight() > 0;
-        let start = may_start && lanes.admission.is_waiting();
+        let ready = lanes.admission.ready(now).filter(|_| may_start);
+        // What has to wait for a cap keeps no other process from the device.
+        let start = ready.is_some_and(|ready| ready <= now);
         let answer = seat.ask(Needs { start, in_flight });
-        let next = if start && answer.go { lanes.admission.next(now) } else { Next::Idle };
-        let again = answer.again.map(|after| now + after);
-        let next = match (next, again) {
-            (Next::Idle, Some(again)) => Next::Wait(again),
-            (Next::Wait(until), Some(again)) => Next::Wait(until.min(again)),
-            (next, _) => next,
+        let later = [ready.filter(|_| !start), answer.again.map(|after| now + after)];
+        let next = match if start && answer.go { lanes.admission.next(now) } else { Next::Idle } {
+            Next::Idle => later.into_iter().flatten().min().map_or(Next::Idle, Next::Wait),
+            next => next,
         };
-        (answer.go || in_flight, next)
+        (answer.go || in_flight || !start, next)
     }
 
     fn start_one(
@@ -419,97 +421,4 @@ impl Drop for Pump {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::Kind;
-    use super::super::request::Answer;
-    use super::super::segment::Making;
-    use super::*;
-    use crate::arena::Arena;
-    use std::sync::mpsc;
-
-    /// An engine that does nothing until the test completes its operations.
-    #[derive(Debug, Default)]
-    struct Shelf(Mutex<Vec<Operation>>);
-
-    impl IoEngine for Shelf {
-        fn submit(&self, operation: Operation) {
-            self.0.lock().push(operation);
-        }
-
-        fn kind(&self) -> EngineKind {
-            EngineKind::Threads
-        }
-    }
-
-    impl Shelf {
-        fn complete(&self, result: std::result::Result<(), Errno>) {
-            let Operation { transfer, done, .. } = self.0.lock().remove(0);
-            let bytes = if result.is_ok() { transfer.bytes() } else { 0 };
-            done(Completion { result, bytes, took: Duration::ZERO, transfer });
-        }
-    }
-
-    fn pump(shelf: &Arc<Shelf>, dsync: bool) -> Arc<Pump> {
-        let limits = (Limits::new(Kind::Nvme, None, None), Duration::from_secs(30));
-        let (clock, seed) = (Clock::manual(), PathProfile::new(1e9, 1e9, 0.0));
-        let making = Making { direct: !dsync, fallocate: true, quota: 0 };
-        let segments = Arc::new(Segments::new(making));
-        let engine = Arc::clone(shelf) as Arc<dyn IoEngine>;
-        Pump::start(engine, clock, segments, limits, seed, None).unwrap()
-    }
-
-    fn write(pump: &Arc<Pump>, index: u64, tell: mpsc::Sender<(u64, bool)>) {
-        let answer = Answer::Write(Box::new(move |r| tell.send((index, r.is_ok())).unwrap()));
-        let request = Arc::new(Request::new(answer, 4096, 1));
-        let frame = Arena::new(4096).unwrap().try_alloc(4096).unwrap().unwrap().share();
-        let (file, transfer) = (tempfile::tempfile().unwrap(), Transfer::Write(frame.whole()));
-        let part = Part { request, file: Arc::new(file), offset: 0, transfer };
-        pump.submit(Class::WriteBack, vec![part]).unwrap();
-    }
-
-    /// Answers of four writes of which the second fails when the first is complete already.
-    fn outcomes(dsync: bool) -> Vec<bool> {
-        let shelf = Arc::new(Shelf::default());
-        let pump = pump(&shelf, dsync);
-        let (tell, told) = mpsc::channel();
-        (0..3).for_each(|index| write(&pump, index, tell.clone()));
-        shelf.complete(Ok(()));
-        shelf.complete(Err(Errno(libc::EIO)));
-        write(&pump, 3, tell);
-        shelf.complete(Ok(()));
-        shelf.complete(Ok(()));
-        let mut outcomes: Vec<_> = told.try_iter().collect();
-        outcomes.sort_unstable();
-        outcomes.into_iter().map(|(_, ok)| ok).collect()
-    }
-
-    #[test]
-    fn a_refused_direct_write_and_those_beside_it_are_done_once_more_through_the_cache() {
-        let shelf = Arc::new(Shelf::default());
-        let pump = pump(&shelf, false);
-        let (tell, told) = mpsc::channel();
-        (0..3).for_each(|index| write(&pump, index, tell.clone()));
-        let dsync = || shelf.0.lock().iter().map(|one| one.dsync).collect::<Vec<_>>();
-        let refused = Err(Errno(libc::EINVAL));
-        shelf.complete(refused);
-        assert_eq!(dsync(), [false, false, true], "it waits until the device has it");
-        shelf.complete(Ok(()));
-        assert_eq!(dsync(), [false, true, true], "whether the device has that one is not known");
-        shelf.complete(refused);
-        assert_eq!((dsync(), told.try_iter().count()), (vec![true; 3], 0));
-        shelf.complete(Ok(()));
-        shelf.complete(Ok(()));
-        // Refused as a buffered one too, it is about something else.
-        shelf.complete(refused);
-        let mut outcomes: Vec<_> = told.try_iter().collect();
-        outcomes.sort_unstable();
-        assert_eq!(outcomes, [(0, true), (1, true), (2, false)]);
-        assert!(shelf.0.lock().is_empty());
-    }
-
-    #[test]
-    fn a_failed_sync_fails_what_was_in_flight_with_it_and_nothing_else() {
-        assert_eq!(outcomes(true), [true, false, false, true]);
-        assert_eq!(outcomes(false), [true, false, true, true], "direct writes fail alone");
-    }
-}
+mod tests;

@@ -14,10 +14,6 @@ use crate::clock::Clock;
 use crate::error::Errno;
 use crate::sync::{AtomicU64, Mutex, Ordering};
 
-/// A turn says what a number of processes is worth if the process had something to do for all but
-/// this part of it.
-const IDLE_PART: f64 = 0.1;
-
 /// How many processes use a device at one time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Limit {
@@ -67,14 +63,14 @@ impl State {
         })
     }
 
-    /// Returns how many processes may use the device, the most careful path deciding.
-    fn limit(&self, ticket: Option<&Ticket>) -> usize {
-        let adapted = ticket.map_or(1, |ticket| ticket.width().processes());
+    /// Returns how many processes may use the device at one time if so many have been found to pay.
+    /// The most careful path decides.
+    fn limit(&self, paying: u32) -> u32 {
         let limits = self.seats.values().map(|seat| match seat.limit {
             Limit::AtMost(processes) => processes,
-            Limit::Adapt => adapted,
+            Limit::Adapt => paying,
         });
-        limits.min().map_or(1, |processes| processes as usize)
+        limits.min().unwrap_or(1)
     }
 
     /// Whether it is found out how many processes pay.
@@ -117,13 +113,7 @@ impl Token {
     fn go_on(&self, state: &mut State, now: Duration, needs: Needs) {
         state.turn = match std::mem::take(&mut state.turn) {
             Turn::In(mut hold) => {
-                let mut limit = state.limit(hold.ticket.as_ref());
-                let is_tried = |ticket: &Ticket| ticket.width().is_tried();
-                if state.adapts() && hold.ticket.as_ref().is_some_and(is_tried) {
-                    // Where as many try it as there are, nobody waits, and nobody would judge it.
-                    limit = limit.saturating_sub(1);
-                }
-                if hold.is_over(now, needs, limit) {
+                if hold.is_over(now, needs, state.adapts()) {
                     self.give_back(state, now, hold);
                     Turn::Out
                 } else {
@@ -143,8 +133,7 @@ impl Token {
         };
         state.turn = match std::mem::take(&mut state.turn) {
             Turn::Waiting(mut wait) if now >= wait.look_at => {
-                let limit = state.limit(Some(&wait.ticket));
-                if wait.look(now, limit, &mut state.passed) {
+                if wait.look(now, &mut state.passed) {
                     Turn::In(self.hold(Some(wait.ticket), (wait.since, now)))
                 } else {
                     Turn::Waiting(wait)
@@ -159,7 +148,7 @@ impl Token {
     }
 
     fn join(&self, state: &mut State, now: Duration) -> Turn {
-        match self.line.join(Width::default()) {
+        match self.line.join(|paying| state.limit(paying)) {
             Ok(Some(ticket)) => {
                 state.knocks_since = None;
                 Turn::Waiting(Wait::new(ticket, now))
@@ -183,14 +172,14 @@ impl Token {
     fn give_back(&self, state: &mut State, now: Duration, hold: Hold) {
         let held = now.saturating_sub(hold.since);
         state.granted.add(hold.waited, held);
-        let Some(ticket) = hold.ticket else { return };
-        let was_busy = hold.idle.as_secs_f64() <= IDLE_PART * held.as_secs_f64();
-        if state.adapts() && hold.leaving && was_busy {
+        if state.adapts()
+            && hold.shows(now)
+            && let Some(ticket) = hold.ticket
+        {
             let bytes = self.moved_bytes.load(Ordering::Relaxed).wrapping_sub(hold.moved_bytes);
             let bps = bytes as f64 / held.as_secs_f64();
-            let together = ticket.width().processes();
-            if let Err(errno) = self.line.learn(Width::default(), |width| width.note(together, bps))
-            {
+            let note = |width: &mut Width| width.note(ticket.limit(), hold.in_line, bps);
+            if let Err(errno) = self.line.learn(note) {
                 tracing::debug!(%errno, "what a turn at a device has shown cannot be told");
             }
         }
@@ -236,6 +225,13 @@ impl Seat {
         };
         drop(tokens);
         Ok(Seat::of(token, limit))
+    }
+
+    /// Returns the part in a token of its own, as another process would have it.
+    #[cfg(test)]
+    pub(super) fn in_dir(dir: &std::path::Path, limit: Limit, clock: &Clock) -> Self {
+        let line = Line::in_dir(dir.to_owned(), rustix::fs::makedev(8, 0)).unwrap();
+        Seat::of(Arc::new(Token::new(line, clock.clone())), limit)
     }
 
     fn of(token: Arc<Token>, limit: Limit) -> Self {

@@ -22,8 +22,12 @@ const LOOK_BEHIND: Duration = Duration::from_millis(20);
 /// processes out of each other's way and protects nothing, so the others go on without him.
 pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 
+/// A turn shows what a number of processes is worth if the process had something to do for all but
+/// this part of it.
+const IDLE_PART: f64 = 0.1;
+
 /// How many seconds the share of the wanted time that was granted is remembered over.
-const MEMORY: f64 = 2.0;
+const MEMORY: f64 = 5.0;
 
 /// What a path has to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -74,6 +78,8 @@ pub(super) struct Hold {
     pub(super) idle: Duration,
     /// Others wait and the slice is over: nothing more is started.
     pub(super) leaving: bool,
+    /// How many were in the line when that was found.
+    pub(super) in_line: u32,
     pub(super) moved_bytes: u64,
 }
 
@@ -107,24 +113,25 @@ impl Wait {
         Wait { ticket, since: now, look_at: now, first: None }
     }
 
-    /// Returns whether it may go, being one of the first `limit` that are alive and not stuck.
-    pub(super) fn look(&mut self, now: Duration, limit: usize, passed: &mut HashSet<u64>) -> bool {
+    /// Returns whether it may go: there are fewer before it than each of them and itself allows.
+    pub(super) fn look(&mut self, now: Duration, passed: &mut HashSet<u64>) -> bool {
         self.look_at = now + LOOK;
-        let mut ahead = self.ticket.ahead().filter(|number| !passed.contains(number));
-        let first = ahead.next();
-        let more = ahead.count();
-        let Some(first) = first else { return true };
+        let ahead = self.ticket.ahead(passed);
+        let Some(first) = ahead.first().map(|name| name.number) else { return true };
         let since = match self.first {
             Some((number, since)) if number == first => since,
             _ => now,
         };
         self.first = Some((first, since));
-        let is_stuck = now.saturating_sub(since) >= PATIENCE;
-        if is_stuck {
+        let limits = ahead.iter().map(|name| name.limit);
+        if (ahead.len() as u32) < limits.fold(self.ticket.limit(), u32::min) {
+            return true;
+        }
+        if now.saturating_sub(since) >= PATIENCE {
             tracing::warn!("a process has kept others from a device for {PATIENCE:?}: going on");
             passed.insert(first);
         }
-        more + usize::from(!is_stuck) < limit
+        false
     }
 }
 
@@ -143,12 +150,14 @@ impl Hold {
             idle_since: None,
             idle: Duration::ZERO,
             leaving: false,
+            in_line: 1,
             moved_bytes,
         }
     }
 
-    /// Returns whether the token is to be given back now.
-    pub(super) fn is_over(&mut self, now: Duration, needs: Needs, limit: usize) -> bool {
+    /// Returns whether the token is to be given back now. Who finds out how many pay (`adapts`) leaves
+    /// after each slice in company, waited for or not: it is from turns that it is found out.
+    pub(super) fn is_over(&mut self, now: Duration, needs: Needs, adapts: bool) -> bool {
         if needs.start || needs.in_flight {
             let idle = self.idle_since.take().map_or(Duration::ZERO, |since| now - since);
             self.idle += idle;
@@ -157,20 +166,26 @@ impl Hold {
         }
         if !self.leaving && now >= self.look_behind_at {
             self.look_behind_at = now + LOOK_BEHIND;
-            self.leaving = self.ticket.as_ref().is_none_or(|ticket| ticket.in_line() > limit);
+            let (in_line, limit) = self.ticket.as_ref().map_or((1, 0), Ticket::line);
+            self.in_line = in_line;
+            self.leaving = in_line > limit || (adapts && in_line > 1);
         }
         let is_idle = self.idle_since.is_some_and(|since| now - since >= IDLE);
         !needs.in_flight && (self.leaving || is_idle)
     }
 
+    /// Returns whether it was one of full turns in company, that was used, ended at `now`.
+    pub(super) fn shows(&self, now: Duration) -> bool {
+        let held = now.saturating_sub(self.since);
+        let was_busy = self.idle.as_secs_f64() <= IDLE_PART * held.as_secs_f64();
+        self.leaving && was_busy && held < 2 * SLICE
+    }
+
     pub(super) fn answer(&self, now: Duration, needs: Needs) -> Answer {
         let idle_for = self.idle_since.map(|since| (since + IDLE).saturating_sub(now));
-        // What waits for a cap alone must not keep the token over the slice.
-        let slice = || self.look_behind_at.saturating_sub(now);
-        let is_capped = needs.start && !needs.in_flight;
         match self.leaving {
             true => Answer { go: false, again: needs.start.then_some(LOOK) },
-            false => Answer { go: true, again: idle_for.or_else(|| is_capped.then(slice)) },
+            false => Answer { go: true, again: idle_for },
         }
     }
 }

@@ -46,10 +46,10 @@ impl Default for Width {
 }
 
 impl Width {
-    /// Returns one that starts with `processes`, at least one.
+    /// Returns one that starts with so many, within bounds.
     pub(super) fn at(processes: u32) -> Self {
         Width {
-            processes: processes.max(1),
+            processes: processes.clamp(1, MOST),
             state: State::Rest(0),
             rest: REST,
             base: None,
@@ -63,17 +63,15 @@ impl Width {
         self.processes
     }
 
-    /// Returns whether this number is being tried.
-    pub(super) fn is_tried(&self) -> bool {
-        !matches!(self.state, State::Rest(_))
-    }
-
-    /// Takes note of the turn of one of `together` processes that had something to do for all of it
-    /// while others waited, in bytes per second of this one.
-    pub(super) fn note(&mut self, together: u32, bps: f64) {
+    /// Takes note of the turn of one of `together` processes that had something to do for all of it,
+    /// in bytes per second of this one; `in_line` is how many there were, those that waited included.
+    pub(super) fn note(&mut self, together: u32, in_line: u32, bps: f64) {
         if together != self.processes || !bps.is_finite() {
             // It began before the last change.
             return;
+        }
+        if in_line < together {
+            return self.are_fewer(in_line);
         }
         self.turns += 1;
         if self.turns <= together {
@@ -83,12 +81,29 @@ impl Width {
         let counted = self.turns - together;
         if counted >= TURNS * together {
             let all = self.sum_bps / f64::from(counted) * f64::from(together);
-            (self.turns, self.sum_bps) = (0, 0.0);
             self.judge(all);
         }
     }
 
+    /// There are not as many processes: no more can be tried, or known of more.
+    fn are_fewer(&mut self, in_line: u32) {
+        self.set(self.processes - 1);
+        match self.state {
+            State::More if in_line >= self.processes => self.try_less(),
+            _ => {
+                self.set(in_line);
+                (self.base, self.state) = (None, State::Rest(0));
+            }
+        }
+    }
+
+    fn set(&mut self, processes: u32) {
+        self.processes = processes.clamp(1, MOST);
+        (self.turns, self.sum_bps) = (0, 0.0);
+    }
+
     fn judge(&mut self, all: f64) {
+        (self.turns, self.sum_bps) = (0, 0.0);
         match (self.state, self.base) {
             (State::Rest(0), _) => {
                 self.base = Some(all);
@@ -103,7 +118,7 @@ impl Width {
                 self.try_more();
             }
             (State::More, _) => {
-                self.processes -= 1;
+                self.set(self.processes - 1);
                 self.try_less();
             }
             (State::Less, Some(base)) if all >= base * LOSS => {
@@ -111,7 +126,7 @@ impl Width {
                 self.state = State::Rest(1);
             }
             (State::Less, _) => {
-                self.processes += 1;
+                self.set(self.processes + 1);
                 self.settle();
             }
         }
@@ -121,7 +136,7 @@ impl Width {
         if self.processes == MOST {
             return self.try_less();
         }
-        self.processes += 1;
+        self.set(self.processes + 1);
         self.state = State::More;
     }
 
@@ -129,7 +144,7 @@ impl Width {
         if self.processes == 1 {
             return self.settle();
         }
-        self.processes -= 1;
+        self.set(self.processes - 1);
         self.state = State::Less;
     }
 
@@ -152,7 +167,7 @@ mod tests {
             let together = width.processes();
             // Some noise, the same in each run.
             let noise = 1.0 + f64::from(turn.wrapping_mul(2_654_435_761) >> 16) / 65536.0 * 0.04;
-            width.note(together, all(together) / f64::from(together) * noise);
+            width.note(together, MOST, all(together) / f64::from(together) * noise);
             if turn > 5_000 {
                 had[width.processes() as usize] += 1;
             }
@@ -187,10 +202,26 @@ mod tests {
         let mut width = Width::at(2);
         let before = width.clone();
         for _ in 0..100 {
-            width.note(1, 1e9);
-            width.note(2, f64::NAN);
+            width.note(1, 9, 1e9);
+            width.note(2, 9, f64::NAN);
         }
         assert_eq!(width, before);
+    }
+
+    #[test]
+    fn no_more_are_tried_than_there_are() {
+        // Two that are better one by one, of which one turn after the other seemed to pay.
+        let mut width = Width::at(2);
+        let mut had = [0; 4];
+        for _ in 0..2_000 {
+            let together = width.processes();
+            had[together as usize] += 1;
+            width.note(together, 2, 100e6 / f64::from(together.pow(2)));
+        }
+        assert!(had[1] > 1_500 && had[3] < 5, "{had:?}");
+        let mut width = Width::at(MOST);
+        width.note(MOST, 5, 1e9);
+        assert_eq!(width.processes(), 5);
     }
 
     #[test]

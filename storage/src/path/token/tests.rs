@@ -24,7 +24,7 @@ impl Node {
     }
 
     fn seats<const N: usize>(&self, limit: Limit) -> [Seat; N] {
-        std::array::from_fn(|_| Seat::of(self.process(), limit))
+        std::array::from_fn(|_| Seat::in_dir(self.dir.path(), limit, &self.clock))
     }
 
     fn pass(&self, millis: u64) {
@@ -96,6 +96,22 @@ fn so_many_as_are_allowed_go_at_once_in_the_order_in_which_they_came() {
 }
 
 #[test]
+fn of_processes_that_allow_different_numbers_the_most_careful_decides() {
+    let node = Node::new();
+    let [easy]: [Seat; 1] = node.seats(Limit::AtMost(8));
+    let [careful]: [Seat; 1] = node.seats(Limit::AtMost(1));
+    assert!(easy.ask(MORE).go && !careful.ask(START).go);
+    node.pass(500);
+    assert!(!easy.ask(START).go);
+    node.pass(1);
+    assert!(careful.ask(MORE).go && !easy.ask(START).go);
+    node.pass(500);
+    assert!(!careful.ask(START).go);
+    node.pass(1);
+    assert!(easy.ask(START).go);
+}
+
+#[test]
 fn paths_of_one_process_go_together_and_the_most_careful_decides() {
     let node = Node::new();
     let [other]: [Seat; 1] = node.seats(Limit::AtMost(8));
@@ -104,16 +120,20 @@ fn paths_of_one_process_go_together_and_the_most_careful_decides() {
     let easy = Seat::of(process, Limit::AtMost(8));
     assert!(other.ask(START).go);
     assert_eq!([&careful, &easy].map(|seat| seat.ask(START).go), [false; 2]);
+    assert!(other.ask(IN_FLIGHT).go);
     drop(careful);
+    node.pass(500);
+    assert!(!other.ask(NOTHING).go, "the careful path's ticket is in the line");
     node.pass(1);
     assert!(easy.ask(START).go);
+    drop(easy);
     let process = node.process();
-    let pair = [(); 2].map(|()| Seat::of(Arc::clone(&process), Limit::AtMost(3)));
+    let pair = [(); 2].map(|()| Seat::of(Arc::clone(&process), Limit::AtMost(1)));
     assert_eq!(go(&pair, MORE), [true; 2]);
     // It is held for as long as one of them has something to do, and given back when the last goes.
     node.pass(100);
     assert_eq!([pair[0].ask(NOTHING), pair[1].ask(MORE)].map(|answer| answer.go), [true; 2]);
-    let [next]: [Seat; 1] = node.seats(Limit::AtMost(3));
+    let [next]: [Seat; 1] = node.seats(Limit::AtMost(1));
     assert!(!next.ask(START).go);
     drop(pair);
     node.pass(1);
@@ -131,6 +151,8 @@ fn a_process_that_dies_is_forgotten_and_one_that_is_stopped_is_passed_in_time() 
         assert!(!next.ask(START).go && !last.ask(START).go);
     }
     node.pass(100);
+    assert!(!next.ask(START).go && !last.ask(START).go, "now they have seen enough");
+    node.pass(1);
     assert_eq!([&next, &last].map(|seat| seat.ask(START).go), [true, false]);
     // Once passed, he holds nobody up again.
     node.pass(500);
@@ -254,16 +276,6 @@ fn a_process_that_is_stopped_at_the_door_is_passed_in_time() {
     node.pass(1);
     assert!(seat.ask(START).go);
     drop(door);
-}
-
-#[test]
-fn what_a_cap_holds_back_does_not_keep_the_token_over_the_slice() {
-    let node = Node::new();
-    let seats: [Seat; 2] = node.seats(Limit::AtMost(1));
-    let slice = seats[0].ask(START).again.unwrap();
-    assert!(!seats[1].ask(START).go);
-    node.clock.advance(slice);
-    assert_eq!(go(&seats, START), [false, true]);
 }
 
 #[test]
