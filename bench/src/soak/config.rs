@@ -60,6 +60,8 @@ pub(super) struct PathConfig {
     pub(super) quota: Option<u64>,
     /// How long a directory may be silent, where that is less than usual.
     pub(super) deadline: Option<Duration>,
+    /// Whether a directory takes turns with those of other processes that do.
+    pub(super) turns: bool,
     pub(super) wrongs: Wrongs,
 }
 
@@ -166,12 +168,18 @@ impl Config {
         let quota = (full && numbers.one_in(3)).then(|| self.budget * 2);
         let deadline = Duration::from_millis(20 + numbers.below(40));
         let deadline = self.paths_hang.then_some(deadline);
-        PathConfig { kind, seed: numbers.next(), share_bps, quota, deadline, wrongs }
+        // What is held until more comes would never end where no more may start.
+        let turns = numbers.one_in(2) && wrongs.holds == 0;
+        PathConfig { kind, seed: numbers.next(), share_bps, quota, deadline, turns, wrongs }
     }
 
     /// Returns the settings in one line.
     pub(super) fn describe(&self) -> String {
-        let kinds: Vec<_> = self.paths.iter().map(|path| path.kind.letter()).collect();
+        let kind = |path: &PathConfig| {
+            let turns = path.turns && path.kind != PathKind::Memory;
+            format!("{}{}", path.kind.letter(), if turns { "2" } else { "" })
+        };
+        let kinds: Vec<_> = self.paths.iter().map(kind).collect();
         let flag = |on: bool, letter: char| if on { letter } else { '-' };
         let flags = [
             flag(self.reads_fail, 'r'),

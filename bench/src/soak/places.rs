@@ -1,6 +1,7 @@
 //! The paths of a round: made as its settings say, troubled or healed, looked at for leaks.
 
 use std::fmt;
+use std::num::NonZeroU32;
 use std::path::{Path as FsPath, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -12,7 +13,7 @@ use tensortier_storage::id::PathId;
 use tensortier_storage::io::decorate::Faulty;
 use tensortier_storage::io::{EngineChoice, EngineKind, IoEngine, Threads, Uring};
 use tensortier_storage::path::memory::{MemoryPath, Mischief};
-use tensortier_storage::path::{Condition, FilePathStore, Path, PathStore};
+use tensortier_storage::path::{Condition, FilePathStore, MaxProcesses, Path, PathStore};
 use tensortier_storage::units::{Bytes, BytesPerSecond};
 
 use super::config::{PathConfig, PathKind};
@@ -63,6 +64,9 @@ fn system(attempted: &str, error: &std::io::Error) -> Error {
     Error::System { attempted, source: error.into(), remedy }
 }
 
+/// Soaks that run beside each other meet at their device.
+const TURNS: NonZeroU32 = NonZeroU32::MIN.saturating_add(1);
+
 impl Place {
     /// Makes a path; a directory of its own is made below `base`.
     ///
@@ -70,7 +74,7 @@ impl Place {
     /// As opening a path.
     pub(super) fn open(base: &FsPath, config: &PathConfig) -> Result<Self> {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let PathConfig { kind, seed, share_bps, quota, deadline, wrongs } = config.clone();
+        let PathConfig { kind, seed, share_bps, quota, deadline, turns, wrongs } = config.clone();
         let stalled = Arc::default();
         match kind {
             PathKind::Memory => {
@@ -96,6 +100,9 @@ impl Place {
                 let mut options = Path::new(&dir).read_cap(cap).write_cap(cap);
                 options.quota = quota.map(Bytes);
                 options.deadline = deadline;
+                if turns {
+                    options.max_processes = MaxProcesses::AtMost(TURNS);
+                }
                 let mut faulty = Weak::new();
                 let deciding = Arc::clone(&script);
                 let choice = if threads { EngineChoice::Threads } else { EngineChoice::Auto };
