@@ -196,21 +196,24 @@ impl<T> Lane<T> {
         self.in_flight == 0 || self.in_flight_bytes + bytes <= self.limit_bytes
     }
 
-    /// Returns when the next operation may start, or `None` without one, or without room for it.
-    fn ready(&mut self, now: Duration) -> Option<Duration> {
-        let (class, _) = self.pick(now)?;
+    /// Returns when the next operation may start, and from which queue, as [`Lane::pick`] does; `None`
+    /// without one, or without room for it.
+    fn ready(&mut self, now: Duration) -> Option<(Duration, (usize, bool))> {
+        let (class, aged) = self.pick(now)?;
         let bytes = self.queues[class].front()?.bytes;
+        if !self.has_room(bytes) {
+            return None;
+        }
         let ready = self.bucket.as_mut().map_or(now, |bucket| bucket.ready(now));
-        self.has_room(bytes).then_some(ready)
+        Some((ready, (class, aged)))
     }
 
     /// Starts the next operation, or returns when tokens allow it, or `None` without either.
     fn next(&mut self, now: Duration) -> Option<Result<Waiting<T>, Duration>> {
-        let ready = self.ready(now)?;
+        let (ready, (class, aged)) = self.ready(now)?;
         if ready > now {
             return Some(Err(ready));
         }
-        let (class, aged) = self.pick(now)?;
         let waiting = self.queues[class].pop_front()?;
         let bytes = waiting.bytes;
         if let Some(bucket) = &mut self.bucket {
@@ -307,7 +310,7 @@ impl<T> Admission<T> {
     /// Returns when something may start, now or later, as [`Admission::next`] would say; `None` if
     /// nothing waits or no permit is left for it.
     pub fn ready(&mut self, now: Duration) -> Option<Duration> {
-        self.lanes.iter_mut().filter_map(|lane| lane.ready(now)).min()
+        self.lanes.iter_mut().filter_map(|lane| Some(lane.ready(now)?.0)).min()
     }
 
     /// Returns how many operations are in flight.

@@ -168,7 +168,8 @@ impl Hold {
             self.look_behind_at = now + LOOK_BEHIND;
             let (in_line, limit) = self.ticket.as_ref().map_or((1, 0), Ticket::line);
             self.in_line = in_line;
-            self.leaving = in_line > limit || (adapts && in_line > 1);
+            // Without its own ticket there somebody has removed the line: the others are in another.
+            self.leaving = in_line == 0 || in_line > limit || (adapts && in_line > 1);
         }
         let is_idle = self.idle_since.is_some_and(|since| now - since >= IDLE);
         !needs.in_flight && (self.leaving || is_idle)

@@ -217,6 +217,22 @@ fn without_a_line_everybody_goes() {
 }
 
 #[test]
+fn a_line_that_was_removed_is_made_again_with_who_has_the_device() {
+    let node = Node::new();
+    let seats: [Seat; 2] = node.seats(Limit::AtMost(1));
+    assert!(seats[0].ask(MORE).go);
+    for user in std::fs::read_dir(node.dir.path()).unwrap() {
+        std::fs::remove_dir_all(user.unwrap().path()).unwrap();
+    }
+    assert!(seats[1].ask(MORE).go, "it cannot know of the other");
+    node.pass(500);
+    assert!(!seats[0].ask(START).go, "which comes behind it now");
+    assert!(!seats[1].ask(START).go);
+    node.pass(1);
+    assert_eq!(go(&seats, MORE), [true, false]);
+}
+
+#[test]
 fn paths_that_ask_at_the_same_time_agree_on_it() {
     let node = Node { clock: Clock::system(), ..Node::new() };
     let process = node.process();
