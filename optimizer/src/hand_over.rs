@@ -155,23 +155,39 @@ impl Optimizer {
         io: &mut dyn StepIo,
     ) -> Result<()> {
         let mut hashes = Vec::new();
-        for run in todo.iter().flat_map(|index| &self.plan.subgroups[*index].runs) {
-            let progress = &self.progress[run.param];
-            let split = self.plan.forms[run.param].precision == StatePrecision::SplitMaster;
-            if !split || !active[run.param] || progress.fresh {
-                continue;
-            }
+        for run in self.written_weights(todo, active, io.spans_runs()) {
             let first = (run.range.start / BLOCK_ELEMS) as usize;
             let blocks = (run.range.end - run.range.start).div_ceil(BLOCK_ELEMS) as usize;
             hashes.resize(blocks, 0);
             let segment = io.segment(run.param, run.range.clone());
-            self.hash_weights(&segment.weight, run.range.clone(), &mut hashes);
-            if hashes != progress.hashes[first..first + blocks] {
+            self.check_weight(&run, &segment)?;
+            self.hash_weights(&segment.weight, run.range, &mut hashes);
+            if hashes != self.progress[run.param].hashes[first..first + blocks] {
                 let param = self.plan.params[run.param].name.clone();
                 return Err(Error::WeightsChanged { param });
             }
         }
         Ok(())
+    }
+
+    /// Returns the runs in the subgroups of `todo` whose weights are half of a split master and were
+    /// written. If they may `span` runs, those that touch are one: threads are woken once for them.
+    fn written_weights(&self, todo: &[usize], active: &[bool], span: bool) -> Vec<Run> {
+        let all = todo.iter().flat_map(|index| &self.plan.subgroups[*index].runs);
+        let is_written = |run: &&Run| {
+            let split = self.plan.forms[run.param].precision == StatePrecision::SplitMaster;
+            split && active[run.param] && !self.progress[run.param].fresh
+        };
+        let mut runs: Vec<_> = all.filter(is_written).cloned().collect();
+        runs.sort_unstable_by_key(|run| (run.param, run.range.start));
+        runs.dedup_by(|next, last| {
+            let touch = span && next.param == last.param && next.range.start == last.range.end;
+            if touch {
+                last.range.end = next.range.end;
+            }
+            touch
+        });
+        runs
     }
 
     /// Fills `hashes`, one for each block, with those of weights `range`.

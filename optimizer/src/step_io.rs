@@ -22,6 +22,12 @@ pub trait StepIo {
     /// is strided is all of the part. The gradient is looked at only where there is one.
     fn segment(&mut self, param: usize, range: Range<u64>) -> Segment<'_>;
 
+    /// Returns whether a segment may be asked for that is longer than a run of a subgroup, as far as
+    /// all of the part. What is looked at before a step is then looked at faster.
+    fn spans_runs(&self) -> bool {
+        false
+    }
+
     /// Called after each subgroup with how many are done of how many; `Break` ends the step there
     /// as [`crate::Error::Interrupted`].
     fn subgroup_done(&mut self, done: u64, of: u64) -> ControlFlow<()> {
@@ -198,6 +204,10 @@ impl<'a> Slices<'a> {
 impl StepIo for Slices<'_> {
     fn has_gradient(&self, param: usize) -> bool {
         self.params.get(param).is_some_and(|(_, gradient)| gradient.is_some())
+    }
+
+    fn spans_runs(&self) -> bool {
+        true
     }
 
     /// A range outside the slices gives an empty segment, which the step refuses by name.

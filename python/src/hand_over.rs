@@ -257,6 +257,10 @@ impl StepIo for HandOver {
         Segment::new(gradient, weight.weight(&range))
     }
 
+    fn spans_runs(&self) -> bool {
+        true
+    }
+
     /// Ends the step when a signal came whose handler raises, as that of Ctrl-C does.
     fn subgroup_done(&mut self, _done: u64, _of: u64) -> ControlFlow<()> {
         if self.looked.elapsed() < SIGNALS {

@@ -274,6 +274,10 @@ impl StepIo for HandedOver<'_> {
         Segment { gradient: Gradient::Stored, ..self.0.segment(param, range) }
     }
 
+    fn spans_runs(&self) -> bool {
+        true
+    }
+
     fn subgroup_done(&mut self, done: u64, of: u64) -> ControlFlow<()> {
         self.0.subgroup_done(done, of)
     }
@@ -290,6 +294,10 @@ impl StepIo for Model {
             _ => WeightMut::Bf16(&mut weights.as_mut_slice()[range]),
         };
         Segment::new(gradient, weight)
+    }
+
+    fn spans_runs(&self) -> bool {
+        true
     }
 
     fn subgroup_done(&mut self, done: u64, of: u64) -> ControlFlow<()> {

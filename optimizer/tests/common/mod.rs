@@ -219,6 +219,11 @@ impl StepIo for Model {
         Segment::new(gradient, weight.weight(range))
     }
 
+    /// Some models can, some cannot: nothing else may depend on it.
+    fn spans_runs(&self) -> bool {
+        self.weights.len().is_multiple_of(2)
+    }
+
     fn subgroup_done(&mut self, _done: u64, _of: u64) -> ControlFlow<()> {
         match &mut self.stop_after {
             Some(0) => {
@@ -245,6 +250,10 @@ impl StepIo for Handed<'_> {
 
     fn segment(&mut self, param: usize, range: Range<u64>) -> Segment<'_> {
         Segment { gradient: Gradient::Stored, ..self.0.segment(param, range) }
+    }
+
+    fn spans_runs(&self) -> bool {
+        self.0.spans_runs()
     }
 
     fn subgroup_done(&mut self, done: u64, of: u64) -> ControlFlow<()> {
