@@ -10,6 +10,7 @@ use super::engine::{EngineKind, IoEngine, Operation, Transfer};
 use super::progress::{KernelHook, Step};
 use super::task::Task;
 use crate::error::{Errno, Error, Result};
+use crate::sync::slice;
 use crate::sync::thread::{self, JoinHandle, ThreadId};
 use crate::sync::{Condvar, Mutex};
 
@@ -78,6 +79,7 @@ impl Threads {
 
 impl Shared {
     fn work(&self) {
+        slice::shorten();
         while let Some(task) = self.take() {
             let (task, result) = self.run(task);
             task.complete(result);

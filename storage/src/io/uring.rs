@@ -15,6 +15,7 @@ use super::progress::{KernelHook, Step};
 use super::task::Task;
 use crate::error::{Errno, Error, Result};
 use crate::sync::Mutex;
+use crate::sync::slice;
 use crate::sync::thread::{self, JoinHandle};
 
 /// Entries of the submission queue.
@@ -229,6 +230,7 @@ impl Worker {
     }
 
     fn run(mut self) {
+        slice::shorten();
         let mut answers = Vec::with_capacity(DEPTH + 1);
         loop {
             let closing = self.collect();

@@ -38,6 +38,7 @@ use crate::metrics::{Counter, CounterValues, Counters};
 use crate::path::{CloseError, PathEvent, PathSet, PathStore, TransferError};
 use crate::placement::Placement;
 use crate::sync::channel::{self, Sender};
+use crate::sync::slice;
 use crate::sync::thread::{self, JoinHandle};
 use crate::sync::{AtomicBool, AtomicU64, Ordering};
 use crate::ticket::Completer;
@@ -281,7 +282,10 @@ pub(crate) fn start(settings: Settings) -> Result<(Handle, JoinHandle<()>)> {
     let mover = Mover::new(handle.clone(), messages, workers, policy, patience);
     let thread = thread::Builder::new()
         .name(String::from("tensortier-mover"))
-        .spawn(move || mover.run())
+        .spawn(move || {
+            slice::shorten();
+            mover.run();
+        })
         .map_err(|error| refuse_thread(&error))?;
     Ok((handle, thread))
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::clock::Clock;
 use crate::error::{Error, Result};
+use crate::sync::slice;
 use crate::sync::thread::{self, JoinHandle};
 use crate::sync::{Condvar, Mutex};
 
@@ -44,7 +45,10 @@ impl Timer {
         let theirs = Arc::clone(timer);
         let thread = thread::Builder::new()
             .name(String::from("tensortier-timer"))
-            .spawn(move || while theirs.wait() && act() {})
+            .spawn(move || {
+                slice::shorten();
+                while theirs.wait() && act() {}
+            })
             .map_err(|error| Error::System {
                 attempted: String::from("start a thread for the timer of a path"),
                 source: error.into(),

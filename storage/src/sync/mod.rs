@@ -1,5 +1,7 @@
 //! Locks, atomics, channels and threads of the store, named in one place so that a model checker can
-//! replace them.
+//! replace them, and the slices threads run in.
+
+pub(crate) mod slice;
 
 #[cfg(all(test, model))]
 mod checked;
