@@ -34,7 +34,7 @@ impl Plan {
         subgroups.iter_mut().flat_map(|it| &mut it.runs).for_each(|run| run.param += first);
         plan.forms.extend(added.iter().map(|(_, form)| *form));
         plan.subgroups.extend(subgroups);
-        plan.with_reserve()
+        plan.complete()
     }
 }
 

@@ -28,6 +28,8 @@ pub struct Plan {
     pub forms: Vec<Form>,
     /// The subgroups.
     pub subgroups: Vec<Subgroup>,
+    /// For each parameter, the subgroups its runs lie in and their numbers there, in order.
+    pub(crate) places: Vec<Vec<(usize, usize)>>,
     /// Elements a subgroup has at most.
     pub subgroup_elems: u64,
     /// How many subgroups, from the first on, never leave memory.
@@ -63,6 +65,7 @@ impl Plan {
             options.subgroup_elems.unwrap_or_else(|| auto_elems(widest, host_bytes));
         let subgroups = cut(&forms, subgroup_elems)?;
         let plan = Plan {
+            places: Vec::new(),
             resident: resident(options.resident, subgroups.len())?,
             reserve_bytes: 0,
             options,
@@ -72,11 +75,18 @@ impl Plan {
             subgroup_elems,
             host_bytes,
         };
-        plan.with_reserve()
+        plan.complete()
     }
 
-    /// Returns the plan with room for its largest subgroups, if the memory has it.
-    pub(crate) fn with_reserve(mut self) -> Result<Self> {
+    /// Returns the plan with where each parameter lies and with room for its largest subgroups, if the
+    /// memory has it.
+    pub(crate) fn complete(mut self) -> Result<Self> {
+        self.places = vec![Vec::new(); self.params.len()];
+        for (index, group) in self.subgroups.iter().enumerate() {
+            for (number, run) in group.runs.iter().enumerate() {
+                self.places[run.param].push((index, number));
+            }
+        }
         let memory = self.subgroups.iter().map(|group| granules_up(group.bytes));
         let largest = memory.max().unwrap_or(0);
         self.reserve_bytes = 2 * largest;

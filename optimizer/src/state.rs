@@ -147,15 +147,8 @@ impl Optimizer {
 
     /// Returns the runs of a parameter in order, each with its subgroup.
     pub(crate) fn runs_of(&self, param: usize) -> impl Iterator<Item = (usize, &Run)> {
-        let groups = &self.plan.subgroups;
-        let before = |run: &Run| run.param < param;
-        let first = groups.partition_point(|group| group.runs.last().is_none_or(before));
-        let here = groups.iter().enumerate().skip(first);
-        let here = here.take_while(move |(_, g)| g.runs.first().is_some_and(|r| r.param <= param));
-        here.flat_map(move |(index, group)| {
-            let runs = group.runs.iter().filter(move |run| run.param == param);
-            runs.map(move |run| (index, run))
-        })
+        let places = self.plan.places[param].iter();
+        places.map(|(index, number)| (*index, &self.plan.subgroups[*index].runs[*number]))
     }
 
     fn check_range(&self, param: usize, range: &Range<u64>, out: usize) -> Result<()> {
