@@ -127,7 +127,7 @@ fn open(
     for index in 0..SHARED_KEYS {
         let len = numbers.below(config.budget / 2 + 1).max(1);
         let (key, bytes) = (format!("shared/{index}"), contents(numbers.next(), len));
-        store.put(&key, DType::U8, &[len], &bytes).map_err(|error| failed(&key, error))?;
+        put_first(&store, &key, &bytes).map_err(|error| failed(&key, error))?;
         shared.insert(key, Arc::new(bytes));
     }
     let adopted = config.adopts.then(|| adopt(setting, &store, &config, numbers)).transpose()?;
@@ -158,6 +158,20 @@ fn open(
         progress: (0..setting.threads).map(|_| AtomicU64::new(0)).collect(),
     };
     Ok((common, adopted))
+}
+
+/// Puts an object before anything goes wrong on purpose. On a busy machine a file may still take longer
+/// than the short deadline of a path that is to hang later: that is tried again.
+fn put_first(store: &Store, key: &str, bytes: &[u8]) -> Result<(), Error> {
+    let begun = Instant::now();
+    loop {
+        match store.put(key, DType::U8, &[bytes.len() as u64], bytes) {
+            Err(Error::PathHung { .. }) if begun.elapsed() < PATIENCE => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            other => return other.map(drop),
+        }
+    }
 }
 
 /// Makes objects of a file's tensors: one that all read, and some of each thread.
