@@ -275,7 +275,7 @@ impl StepIo for HandedOver<'_> {
     }
 
     fn spans_runs(&self) -> bool {
-        true
+        self.0.spans_runs()
     }
 
     fn subgroup_done(&mut self, done: u64, of: u64) -> ControlFlow<()> {

@@ -7,9 +7,9 @@ use std::mem::size_of;
 const SHORTEST: u64 = 100_000;
 
 /// Asks for the shortest slices of processor time for the calling thread. Its share stays the same, but
-/// it comes before threads that compute as soon as it has work: with longer ones it waited up to 4 ms for
-/// each of two that took checksums, while a queue ran dry. Linux 6.12 and later (`sched_setattr(2)`,
-/// `sched_runtime`); an older one, and one that forbids it, leaves all as it was.
+/// it comes before threads that compute as soon as it has work: with longer ones the mover of a store on
+/// two cores waited a tenth of each flush for the two that took checksums. Linux 6.12 and later
+/// (`sched_setattr(2)`, `sched_runtime`); an older one, and one that forbids it, leaves all as it was.
 pub(crate) fn shorten() {
     let Some(mut attributes) = attributes() else { return };
     // A policy other than this one knows no slices of its own, or means a deadline with them.
