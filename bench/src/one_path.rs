@@ -1,8 +1,12 @@
 //! One path: loads, write-backs and both at once through leases, and the copying verbs, each beside
 //! the raw path store moving the same frames (see `raw.rs`), in interleaved pairs.
 
+use std::hint::black_box;
+use std::ops::Range;
 use std::path::Path;
+use std::thread;
 
+use tensortier::storage::codec::Checksums;
 use tensortier::storage::dtype::DType;
 use tensortier::storage::path;
 use tensortier::storage::store::{ObjectRef, Store};
@@ -32,6 +36,7 @@ pub struct OneStore {
     buffer: Vec<u8>,
     bytes: u64,
     chunk_bytes: u64,
+    sums: bool,
 }
 
 impl OneStore {
@@ -44,7 +49,7 @@ impl OneStore {
         let store = builder.checksums(sums).path(path::Path::new(dir)).open()?;
         let object = store.create("object", DType::U8, &[bytes])?;
         let buffer = (0..PUT_BYTES / 8).flat_map(|i| (i * 0x9E37_79B9).to_le_bytes()).collect();
-        let one = OneStore { store, object, buffer, bytes, chunk_bytes };
+        let one = OneStore { store, object, buffer, bytes, chunk_bytes, sums };
         one.update()?;
         one.put()?;
         Ok(one)
@@ -96,18 +101,13 @@ impl OneStore {
         Ok(())
     }
 
-    /// Returns how many bytes [`OneStore::dirty`] makes dirty: half of the memory.
-    pub fn dirty_bytes(&self) -> u64 {
-        BUDGET / 2 / self.chunk_bytes * self.chunk_bytes
-    }
-
-    /// Makes as many chunks dirty in memory.
+    /// Makes some of the chunks dirty in memory.
     ///
     /// # Errors
     /// Those of the store.
-    pub fn dirty(&self) -> Result<(), Failure> {
-        for chunk in 0..(self.dirty_bytes() / self.chunk_bytes) as u32 {
-            let mut lease = self.store.lease_write(&self.object, chunk).wait()?;
+    pub fn dirty(&self, chunks: Range<usize>) -> Result<(), Failure> {
+        for chunk in chunks {
+            let mut lease = self.store.lease_write(&self.object, chunk as u32).wait()?;
             lease[0] = lease[0].wrapping_add(1);
         }
         Ok(())
@@ -160,14 +160,20 @@ impl OneStore {
 struct Pairs(Vec<(Took, Took)>);
 
 impl Pairs {
-    /// Prints the rate against the raw one, and processor time per GB moved.
-    fn print(&self, table: &Table, case: &str, moved: u64, bar: Option<f64>, cpu_bar: f64) {
+    /// Returns the rate against the raw one.
+    fn rate(&self, case: &str, moved: u64) -> Figure {
         let gb = moved as f64 / 1e9;
         let rates: Vec<_> =
             self.0.iter().map(|(raw, own)| (gb / own.seconds, gb / raw.seconds)).collect();
-        let mut figure = Figure::of_pairs(ROW, case, "GB/s", &rates);
+        Figure::of_pairs(ROW, case, "GB/s", &rates)
+    }
+
+    /// Prints the rate against the raw one, and processor time per GB moved.
+    fn print(&self, table: &Table, case: &str, moved: u64, bar: Option<f64>, cpu_bar: f64) {
+        let mut figure = self.rate(case, moved);
         figure.bar = bar.map(Bar::Ratio);
         table.push(&figure);
+        let gb = moved as f64 / 1e9;
         let own = Spread::of(self.0.iter().map(|(_, own)| own.cpu / gb));
         let raw = Spread::of(self.0.iter().map(|(raw, _)| raw.cpu / gb));
         let figure = Figure::new(ROW, format!("{case}: processor"), "s/GB", own);
@@ -194,12 +200,10 @@ fn one_size(options: &Options, table: &Table, chunk_mib: u64) -> Result<(), Fail
     let mut raw = Raw::open(dir, chunk, chunks, (BUDGET / chunk) as usize)?;
     let stores =
         [OneStore::open(dir, bytes, chunk, true)?, OneStore::open(dir, bytes, chunk, false)?];
-    let dirty = (stores[0].dirty_bytes() / chunk) as usize;
-    let mut raw_part = Raw::open(dir, chunk, dirty, dirty)?;
-    let rounds = (bytes / stores[0].dirty_bytes()).max(1);
     // Touched, or the first repeat would measure the page tables.
     let mut into = vec![1; PUT_BYTES as usize];
     let mut all: [[Pairs; 6]; 2] = Default::default();
+    let mut beside = Pairs::default();
     let mut own_first = false;
     options.repeat(PAIRS, || {
         own_first = !own_first;
@@ -210,7 +214,10 @@ fn one_size(options: &Options, table: &Table, chunk_mib: u64) -> Result<(), Fail
             store.evict()?;
             let own = || store.load_prefetched();
             prefetched.0.push(pair(own_first, || raw.pass(Pass::Read), own)?);
-            write.0.push(write_pair(store, &mut raw_part, rounds)?);
+            write.0.push(write_pair(store, &mut raw, chunks, None)?);
+            if store.sums {
+                beside.0.push(write_pair(store, &mut raw, chunks, Some(&store.buffer))?);
+            }
             store.evict()?;
             update.0.push(pair(own_first, || raw.pass(Pass::Update), || store.update())?);
             put.0.push(pair(own_first, || raw.pass(Pass::Write), || store.put())?);
@@ -224,11 +231,13 @@ fn one_size(options: &Options, table: &Table, chunk_mib: u64) -> Result<(), Fail
     })?;
     for (pairs, (sums, cpu)) in all.iter().zip([("", 0.15), (", no checksums", 0.05)]) {
         let [load, prefetched, write, update, put, get] = pairs;
-        let written = rounds * stores[0].dirty_bytes();
         let case = |what: &str| format!("{what} {chunk_mib} MiB{sums}");
         load.print(table, &case("load"), bytes, Some(0.95), cpu);
         prefetched.print(table, &case("load prefetched"), bytes, Some(0.95), cpu);
-        write.print(table, &case("write-back"), written, Some(0.95), cpu);
+        write.print(table, &case("write-back"), bytes, Some(0.95), cpu);
+        if sums.is_empty() {
+            table.push(&beside.rate(&case("write-back, raw beside sums"), bytes));
+        }
         update.print(table, &case("load + write-back"), 2 * bytes, Some(0.95), cpu);
         put.print(table, &case("put"), bytes, None, cpu + 0.15);
         get.print(table, &case("get_into"), bytes, None, cpu + 0.15);
@@ -251,16 +260,35 @@ fn pair(
     }
 }
 
-/// Writes what half of the memory holds, several times, and drains in between on both sides.
-fn write_pair(store: &OneStore, raw: &mut Raw, rounds: u64) -> Result<(Took, Took), Failure> {
+/// Writes all chunks, as many at a time as half the memory holds, and drains in between on both sides.
+///
+/// Both go round all of their file: a few extents written again and again are no measure for extents
+/// that lie anywhere in it. With `read_beside` (half the memory) the raw path writes while another
+/// thread takes the checksums of as many bytes: what a machine's memory leaves of its rate.
+fn write_pair(
+    store: &OneStore,
+    raw: &mut Raw,
+    chunks: usize,
+    read_beside: Option<&[u8]>,
+) -> Result<(Took, Took), Failure> {
     let mut sum = (Took::default(), Took::default());
     let add = |sum: &mut Took, took: Took| {
         sum.seconds += took.seconds;
         sum.cpu += took.cpu;
     };
-    for round in 0..rounds {
-        store.dirty()?;
-        let (raw, own) = pair(round % 2 == 1, || raw.pass(Pass::Write), || store.flush())?;
+    let at_once = (BUDGET / 2 / store.chunk_bytes) as usize;
+    for (round, first) in (0..chunks).step_by(at_once).enumerate() {
+        let part = first..chunks.min(first + at_once);
+        store.dirty(part.clone())?;
+        let raw = || {
+            thread::scope(|scope| {
+                let sums = read_beside.map(|bytes| scope.spawn(|| Checksums::of(bytes)));
+                let end = raw.pass_over(part, Pass::Write);
+                black_box(sums.map(thread::ScopedJoinHandle::join));
+                end
+            })
+        };
+        let (raw, own) = pair(round % 2 == 1, raw, || store.flush())?;
         add(&mut sum.0, raw);
         add(&mut sum.1, own);
     }

@@ -2,6 +2,7 @@
 //! without the store above it.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
@@ -87,12 +88,22 @@ impl Raw {
     /// # Errors
     /// Those of the path.
     pub fn pass(&mut self, pass: Pass) -> Result<(), Failure> {
-        let chunks = self.extents.len();
-        let mut next = 0;
+        self.pass_over(0..self.extents.len(), pass)
+    }
+
+    /// Makes one pass over some of the chunks in order and waits for the end.
+    ///
+    /// # Errors
+    /// Those of the path, or that there are not so many chunks.
+    pub fn pass_over(&mut self, chunks: Range<usize>, pass: Pass) -> Result<(), Failure> {
+        if chunks.end > self.extents.len() {
+            return Err(format!("chunks {chunks:?} of {}", self.extents.len()).into());
+        }
+        let mut next = chunks.start;
         let mut fresh: VecDeque<Option<Extent>> = VecDeque::new();
-        fresh.resize_with(chunks, || None);
+        fresh.resize_with(self.extents.len(), || None);
         let mut under_way = 0;
-        for slot in 0..self.frames.len().min(chunks) {
+        for slot in 0..self.frames.len().min(chunks.len()) {
             self.begin(slot, next, pass, &mut fresh)?;
             (next, under_way) = (next + 1, under_way + 1);
         }
@@ -113,7 +124,7 @@ impl Raw {
                 self.path.free(old);
             }
             under_way -= 1;
-            if next < chunks {
+            if next < chunks.end {
                 self.begin(slot, next, pass, &mut fresh)?;
                 (next, under_way) = (next + 1, under_way + 1);
             }
