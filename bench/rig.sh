@@ -12,7 +12,7 @@ cd "$(dirname "$0")/.."
 cargo build --release -p tensortier-bench --bin store
 bench=${CARGO_TARGET_DIR:-target}/release/store
 trap '"$rig" down' EXIT
-mapfile -t dirs < <("$rig" up fast=600,5 slow=350,4)
+mapfile -t dirs < <("$rig" up fast=600,6 slow=350,4)
 given=(--path "${dirs[0]}=600" --path "${dirs[1]}=350")
 # The first use of each page of a path that is a file in memory costs more than the throttle does.
 "$rig" run -- "$bench" paths "${given[@]}" --seconds 1 > /dev/null

@@ -237,22 +237,29 @@ impl Mover {
         found
     }
 
+    /// Looks at all resident chunks for the best victims. Takes no memory for the others: among many
+    /// small chunks that would be as much as some of their metadata.
     fn look_for_victims(&mut self, for_what: Need) {
         let now = self.handle.stamp();
-        let mut found: Vec<Victim> = Vec::new();
+        let wanted = VICTIMS_PER_LOOK.max(self.resident.len() / VICTIMS_PART);
+        let mut found: Vec<Victim> = Vec::with_capacity(2 * wanted);
+        // What a victim must exceed, once enough are found.
+        let mut least = None;
         for chunk in self.resident.values() {
-            if let Some(rank) = self.rank_at(chunk, for_what, now) {
-                let last_use = chunk.last_use.load(Ordering::Relaxed);
-                found.push(Victim { rank, last_use, chunk: ChunkRef::clone(chunk) });
+            let Some(rank) = self.rank_at(chunk, for_what, now) else { continue };
+            if least.is_some_and(|least| (rank, chunk.id()) < least) {
+                continue;
+            }
+            let last_use = chunk.last_use.load(Ordering::Relaxed);
+            found.push(Victim { rank, last_use, chunk: ChunkRef::clone(chunk) });
+            if found.len() == 2 * wanted {
+                found.select_nth_unstable_by_key(wanted, Victim::order);
+                found.drain(..wanted);
+                least = found.first().map(Victim::order);
             }
         }
-        let wanted = VICTIMS_PER_LOOK.max(self.resident.len() / VICTIMS_PART);
-        if found.len() > wanted {
-            let at = found.len() - wanted;
-            found.select_nth_unstable_by_key(at, |victim| (victim.rank, victim.chunk.id()));
-            found.drain(..at);
-        }
-        found.sort_unstable_by_key(|victim| (victim.rank, victim.chunk.id()));
+        found.sort_unstable_by_key(Victim::order);
+        found.drain(..found.len().saturating_sub(wanted));
         self.victims = found;
         self.entered_since_look = false;
     }

@@ -95,6 +95,13 @@ pub(super) struct Victim {
     pub(super) chunk: ChunkRef,
 }
 
+impl Victim {
+    /// Returns by what victims are ordered; the highest leaves first.
+    pub(super) fn order(&self) -> ((bool, u64), ChunkId) {
+        (self.rank, self.chunk.id())
+    }
+}
+
 impl Mover {
     pub(super) fn new(
         handle: Handle,
