@@ -27,9 +27,17 @@ impl RangeAllocator {
         self.free
     }
 
-    /// Returns the length of the longest free range.
-    pub(crate) fn largest_run(&self) -> u64 {
-        self.by_len.last().map_or(0, |(len, _)| *len)
+    /// Returns the length of the longest free range below `limit`.
+    pub(crate) fn largest_run(&self, limit: u64) -> u64 {
+        let mut longest = 0;
+        // Longest first, until what is left is no longer than what was found.
+        for (len, start) in self.by_len.iter().rev() {
+            if *len <= longest {
+                break;
+            }
+            longest = longest.max((start + len).min(limit).saturating_sub(*start));
+        }
+        longest
     }
 
     /// Takes `len` from the shortest free range that holds it, or returns `None`.
@@ -39,22 +47,15 @@ impl RangeAllocator {
         Some(start)
     }
 
-    /// Takes `len` from outside `avoid`, shortest fitting free part first, or returns `None`.
-    pub(crate) fn take_outside(&mut self, len: u64, avoid: &Range<u64>) -> Option<u64> {
-        if avoid.is_empty() {
-            return self.take(len);
-        }
+    /// Takes `len` below `limit` and outside `avoid`, shortest fitting free range first, or returns
+    /// `None`.
+    pub(crate) fn take_where(&mut self, len: u64, limit: u64, avoid: &Range<u64>) -> Option<u64> {
         let (run, start, at) = self.by_len.range((len, 0)..).find_map(|(run, start)| {
-            let end = start + run;
-            let below = start.saturating_add(len) <= avoid.start.max(*start).min(end);
-            let above = avoid.end.max(*start);
-            if *start >= avoid.end || end <= avoid.start || below {
-                Some((*run, *start, *start))
-            } else if above + len <= end {
-                Some((*run, *start, above))
-            } else {
-                None
-            }
+            let end = (start + run).min(limit);
+            let fits = |at: u64| at.saturating_add(len) <= end;
+            let below = fits(*start) && (start + len <= avoid.start || *start >= avoid.end);
+            let at = if below || avoid.is_empty() { *start } else { avoid.end.max(*start) };
+            fits(at).then_some((*run, *start, at))
         })?;
         self.cut(start, run, at, len);
         Some(at)
@@ -147,12 +148,14 @@ mod tests {
             match kind % 3 {
                 0 | 1 => {
                     let avoid = (value / 9) % size as u64..(value / 9) % size as u64 + value % 7;
+                    let limit = if *kind == 0 { size as u64 } else { value / 63 % 70 };
                     let got = if *kind == 0 {
                         allocator.take(len)
                     } else {
-                        allocator.take_outside(len, &avoid)
+                        allocator.take_where(len, limit, &avoid)
                     };
-                    let fits = (0..size.saturating_sub(len as usize - 1)).any(|at| {
+                    let end = size.min(limit as usize);
+                    let fits = (0..end.saturating_sub(len as usize - 1)).any(|at| {
                         (at..at + len as usize)
                             .all(|i| !taken[i] && (*kind == 0 || !avoid.contains(&(i as u64))))
                     });
@@ -160,7 +163,7 @@ mod tests {
                     if let Some(at) = got {
                         for i in at..at + len {
                             assert!(!taken[i as usize]);
-                            assert!(*kind == 0 || !avoid.contains(&i));
+                            assert!(*kind == 0 || (i < limit && !avoid.contains(&i)));
                             taken[i as usize] = true;
                         }
                         held.push((at, len));
@@ -175,8 +178,11 @@ mod tests {
             }
             let free = taken.iter().filter(|t| !**t).count() as u64;
             assert_eq!(allocator.free(), free);
-            let longest = taken.split(|t| *t).map(<[bool]>::len).max().unwrap_or(0) as u64;
-            assert_eq!(allocator.largest_run(), longest);
+            for limit in [size, *value as usize % size] {
+                let below = taken[..limit].split(|t| *t);
+                let longest = below.map(<[bool]>::len).max().unwrap_or(0) as u64;
+                assert_eq!(allocator.largest_run(limit as u64), longest);
+            }
             let part = value % 20..value % 20 + 13;
             let expect =
                 taken.iter().enumerate().filter(|(i, t)| part.contains(&(*i as u64)) && !**t);

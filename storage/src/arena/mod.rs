@@ -1,11 +1,12 @@
-//! The host memory of a store: one region of a strict budget, never returned before close, from
-//! which chunks take contiguous frames of 4 KiB granules.
+//! The host memory of a store: one region of a strict budget, from which chunks take contiguous frames
+//! of 4 KiB granules. It is kept until close, but for what metadata needs (`shrink.rs`).
 
 mod allocator;
 mod frame;
 mod lock;
 mod piece;
 mod region;
+mod shrink;
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -51,17 +52,8 @@ struct State {
     unlocked: Option<Unlocked>,
     /// Bytes of metadata outside of the region that its budget answers for.
     metadata: u64,
-}
-
-/// Metadata up to this is part of what a store takes beside its budget; only what exceeds it takes
-/// room from frames, so that a budget of n chunks holds n chunks.
-const METADATA_FREE_BYTES: u64 = 16 << 20;
-
-impl State {
-    /// Returns how much of the budget metadata takes, whole granules.
-    fn charged(&self) -> u64 {
-        granules_up(self.metadata.saturating_sub(METADATA_FREE_BYTES))
-    }
+    /// Memory below this may be page-locked for a device: it stays committed.
+    kept: u64,
 }
 
 /// How the arena stands, in bytes.
@@ -69,7 +61,9 @@ impl State {
 pub struct ArenaUse {
     /// The strict budget.
     pub budget: u64,
-    /// What has been committed so far; never shrinks.
+    /// Where new frames must end: the budget, or less where metadata takes a part of it.
+    pub limit: u64,
+    /// What is committed: what was needed so far, but for what metadata needs since.
     pub committed: u64,
     /// Of that, what is locked in memory.
     pub locked: u64,
@@ -110,7 +104,7 @@ impl Arena {
         }
         let region = Region::reserve(budget)?;
         let ranges = RangeAllocator::new(budget);
-        let state = State { ranges, committed: 0, locked: 0, unlocked: None, metadata: 0 };
+        let state = State { ranges, committed: 0, locked: 0, unlocked: None, metadata: 0, kept: 0 };
         Ok(Arena(Arc::new(Shared {
             region,
             state: Mutex::new(state),
@@ -136,7 +130,7 @@ impl Arena {
     /// # Errors
     /// [`Error::System`] when the system refuses memory that the budget allows.
     pub fn try_alloc(&self, bytes: u64) -> Result<Option<FrameMut>> {
-        self.alloc_with(bytes, |ranges, len| ranges.take(len))
+        self.try_alloc_avoiding(bytes, 0..0)
     }
 
     /// As [`Arena::try_alloc`], but nothing inside the byte range `avoid` is handed out.
@@ -145,23 +139,16 @@ impl Arena {
         bytes: u64,
         avoid: std::ops::Range<u64>,
     ) -> Result<Option<FrameMut>> {
-        self.alloc_with(bytes, |ranges, len| ranges.take_outside(len, &avoid))
-    }
-
-    fn alloc_with(
-        &self,
-        bytes: u64,
-        take: impl FnOnce(&mut RangeAllocator, u64) -> Option<u64>,
-    ) -> Result<Option<FrameMut>> {
         let padded = granules_up(bytes.max(1));
         let mut state = self.0.state.lock();
         if state.ranges.free() < padded + state.charged() {
             return Ok(None);
         }
-        let Some(start) = take(&mut state.ranges, padded) else {
+        let limit = state.limit(self.0.region.bytes());
+        let Some(start) = state.ranges.take_where(padded, limit, &avoid) else {
             return Ok(None);
         };
-        if let Err(error) = self.commit_to(&mut state, start + padded) {
+        if let Err(error) = self.commit_to(&mut state, start + padded, limit) {
             state.ranges.give(start, padded);
             return Err(error);
         }
@@ -169,23 +156,10 @@ impl Arena {
         Ok(Some(FrameMut::new(self.clone(), start, bytes)))
     }
 
-    /// Counts metadata that now exists, in bytes. Returns whether the budget bears it.
-    pub(crate) fn add_metadata(&self, bytes: u64) -> bool {
-        let mut state = self.0.state.lock();
-        state.metadata += bytes;
-        state.charged() < self.0.region.bytes()
-    }
-
-    /// Counts metadata that is gone, in bytes.
-    pub(crate) fn remove_metadata(&self, bytes: u64) {
-        let mut state = self.0.state.lock();
-        state.metadata = state.metadata.saturating_sub(bytes);
-    }
-
-    /// Commits pieces until the first `end` bytes are usable.
-    fn commit_to(&self, state: &mut State, end: u64) -> Result<()> {
+    /// Commits pieces until the first `end` bytes are usable, none beyond `limit`.
+    fn commit_to(&self, state: &mut State, end: u64, limit: u64) -> Result<()> {
         while state.committed < end {
-            let piece = Region::PIECE_BYTES.min(self.0.region.bytes() - state.committed);
+            let piece = Region::PIECE_BYTES.min(limit - state.committed);
             let unlocked = self.0.region.commit(state.committed, piece)?;
             state.committed += piece;
             state.locked += unlocked.map_or(piece, |unlocked| unlocked.locked);
@@ -217,9 +191,12 @@ impl Arena {
         self.0.state.lock().ranges.take_before(end)
     }
 
-    /// Returns the free runs in order.
+    /// Returns the free runs where frames may lie, in order.
     pub(crate) fn free_runs(&self) -> Vec<std::ops::Range<u64>> {
-        self.0.state.lock().ranges.runs()
+        let state = self.0.state.lock();
+        let limit = state.limit(self.0.region.bytes());
+        let below = state.ranges.runs().into_iter().map(|run| run.start..run.end.min(limit));
+        below.filter(|run| !run.is_empty()).collect()
     }
 
     /// Returns how much of the byte range `window` no frame holds.
@@ -228,8 +205,12 @@ impl Arena {
     }
 
     /// Returns the pieces that were committed behind the first `start` bytes, which end with a piece.
+    /// From now on they stay committed.
     pub(crate) fn pieces_from(&self, start: u64) -> Vec<Piece> {
-        let committed = self.0.state.lock().committed;
+        let mut state = self.0.state.lock();
+        let committed = state.committed;
+        state.kept = committed;
+        drop(state);
         let starts = (start..committed).step_by(Region::PIECE_BYTES as usize);
         let bytes = |at| Region::PIECE_BYTES.min(committed - at);
         starts.map(|at| Piece::new(self.clone(), at, bytes(at))).collect()
@@ -245,12 +226,14 @@ impl Arena {
     pub fn usage(&self) -> ArenaUse {
         let state = self.0.state.lock();
         let budget = self.0.region.bytes();
+        let limit = state.limit(budget);
         ArenaUse {
             budget,
+            limit,
             committed: state.committed,
             locked: state.locked,
             in_use: budget - state.ranges.free(),
-            largest_run: state.ranges.largest_run(),
+            largest_run: state.ranges.largest_run(limit),
             metadata: state.metadata,
             charged: state.charged(),
         }
@@ -279,20 +262,6 @@ mod tests {
         assert_eq!(arena.usage().in_use, 0);
         assert_eq!(arena.try_alloc(10 * GRANULE).unwrap().unwrap().len(), 10 * 4096);
         assert!(Arena::new(4095).is_err());
-    }
-
-    #[test]
-    fn much_metadata_takes_room_from_frames() {
-        let arena = Arena::new(4 * GRANULE).unwrap();
-        assert!(arena.add_metadata(METADATA_FREE_BYTES));
-        let frame = arena.try_alloc(2 * GRANULE).unwrap().unwrap();
-        assert!(arena.add_metadata(GRANULE + 1));
-        assert_eq!((arena.usage().charged, arena.usage().free()), (2 * GRANULE, 0));
-        assert!(arena.try_alloc(1).unwrap().is_none());
-        assert!(!arena.add_metadata(2 * GRANULE), "something must be left for frames");
-        arena.remove_metadata(2 * GRANULE + 1);
-        assert_eq!(arena.usage().free(), GRANULE);
-        drop((arena.try_alloc(1).unwrap().unwrap(), frame));
     }
 
     #[test]

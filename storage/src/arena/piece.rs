@@ -26,8 +26,8 @@ impl Piece {
     }
 }
 
-// SAFETY: the region is mapped at one place until the arena ends, which the piece keeps, and what is
-// committed is not discarded or remapped before.
+// SAFETY: the region is mapped at one place until the arena ends, which the piece keeps, and what was
+// handed out as a piece stays committed (`State::kept`).
 unsafe impl HostMemory for Piece {
     fn start(&self) -> *const u8 {
         self.arena.region().address(self.start)

@@ -1,4 +1,5 @@
-//! The mapped memory behind an arena: reserved once, committed piece by piece, unmapped at the end.
+//! The mapped memory behind an arena: reserved once, committed piece by piece, unmapped at the end. What
+//! lies last may be given back before.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -9,8 +10,6 @@ use rustix::mm::{self, Advice, MapFlags, MprotectFlags, ProtFlags};
 use super::lock::Unlocked;
 use crate::error::{Errno, Error, Result};
 use crate::units::Bytes;
-
-const HUGE_PAGE_BYTES: u64 = 2 << 20;
 
 /// A private anonymous mapping, aligned to huge pages. Bytes beyond what was committed are
 /// inaccessible.
@@ -24,10 +23,14 @@ pub(super) struct Region {
 
 // SAFETY: the region is plain memory; who may touch which bytes is decided by the frames.
 unsafe impl Send for Region {}
-// SAFETY: as above; `commit` is called under the arena's lock and touches only uncommitted bytes.
+// SAFETY: as above; `commit` and `decommit` are called under the arena's lock and touch only bytes that
+// no frame covers.
 unsafe impl Sync for Region {}
 
 impl Region {
+    /// The region begins at a multiple of it.
+    pub(super) const HUGE_PAGE_BYTES: u64 = 2 << 20;
+
     /// How much is committed at a time.
     pub(super) const PIECE_BYTES: u64 = 64 << 20;
 
@@ -39,7 +42,7 @@ impl Region {
             remedy: String::from("lower the budget or raise the address-space limit (ulimit -v)"),
         };
         let mapped_bytes = bytes
-            .checked_add(HUGE_PAGE_BYTES)
+            .checked_add(Self::HUGE_PAGE_BYTES)
             .and_then(|b| usize::try_from(b).ok())
             .ok_or_else(|| refuse(Errno(libc::ENOMEM)))?;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
@@ -47,7 +50,7 @@ impl Region {
         let mapped =
             unsafe { mm::mmap_anonymous(null_mut(), mapped_bytes, ProtFlags::empty(), flags) }
                 .map_err(|e| refuse(e.into()))?;
-        let skip = mapped.cast::<u8>().align_offset(HUGE_PAGE_BYTES as usize);
+        let skip = mapped.cast::<u8>().align_offset(Self::HUGE_PAGE_BYTES as usize);
         let base = mapped.cast::<u8>().wrapping_add(skip);
         match (NonNull::new(mapped), NonNull::new(base)) {
             (Some(mapped), Some(base)) => Ok(Region { mapped, mapped_bytes, base, bytes }),
@@ -95,6 +98,27 @@ impl Region {
             Err(error) => return Err(refuse(error)),
         }
         Ok(self.lock(offset, bytes))
+    }
+
+    /// Gives `bytes` from `offset` back to the system: what was there is lost, and no byte can be
+    /// touched until it is committed again.
+    ///
+    /// # Errors
+    /// [`Error::System`] when the system refuses; the bytes can then still be touched.
+    pub(super) fn decommit(&self, offset: u64, bytes: u64) -> Result<()> {
+        let at = self.address(offset).cast::<c_void>();
+        let len = bytes as usize;
+        let refuse = |source: rustix::io::Errno| Error::System {
+            attempted: format!("give back {} of host memory", Bytes(bytes)),
+            source: source.into(),
+            remedy: String::from("lower the host budget, or keep fewer objects"),
+        };
+        // SAFETY: the range lies in our mapping; unlocking changes no bytes.
+        unsafe { mm::munlock(at, len) }.map_err(refuse)?;
+        // SAFETY: by the caller's word no frame covers the range, so nobody reads what this discards.
+        unsafe { mm::madvise(at, len, Advice::LinuxDontNeed) }.map_err(refuse)?;
+        // SAFETY: as above.
+        unsafe { mm::mprotect(at, len, MprotectFlags::empty()) }.map_err(refuse)
     }
 
     /// Locks committed memory, or as much of its start as the limit leaves.

@@ -63,7 +63,7 @@ impl Mover {
     }
 
     /// Returns the frames that may be moved, in order of address.
-    fn frames_at_rest(&self) -> Vec<(Range<u64>, ChunkRef)> {
+    pub(super) fn frames_at_rest(&self) -> Vec<(Range<u64>, ChunkRef)> {
         let at_rest = self.resident.values().filter_map(|chunk| {
             let cell = chunk.cell.lock();
             let frame = cell.residency.at_rest().then(|| cell.frame_to_read()).flatten()?;
@@ -82,13 +82,13 @@ impl Mover {
         need: u64,
     ) -> Option<(Range<u64>, Range<usize>)> {
         let arena = &self.handle.shared.arena;
-        let budget = arena.usage().budget;
+        let limit = arena.usage().limit;
         // A cheapest window begins where a frame ends or at the start of memory, or ends where a
-        // frame begins or at the end of memory.
+        // frame begins or at the end of what may be used.
         let after = frames.iter().map(|(range, _)| range.end);
-        let before = frames.iter().map(|(range, _)| range.start).chain([budget]);
+        let before = frames.iter().map(|(range, _)| range.start).chain([limit]);
         let starts = after.chain([0]).chain(before.filter_map(|end| end.checked_sub(need)));
-        let windows = starts.filter(|start| start + need <= budget).filter_map(|start| {
+        let windows = starts.filter(|start| start + need <= limit).filter_map(|start| {
             let window = start..start + need;
             let first = frames.partition_point(|(range, _)| range.end <= window.start);
             let last = frames.partition_point(|(range, _)| range.start < window.end);
@@ -103,7 +103,7 @@ impl Mover {
     }
 
     /// Moves a chunk to another frame; returns whether it lay still.
-    fn move_to(&self, chunk: &ChunkRef, mut to: FrameMut) -> bool {
+    pub(super) fn move_to(&self, chunk: &ChunkRef, mut to: FrameMut) -> bool {
         let mut cell = chunk.cell.lock();
         if !cell.residency.at_rest() {
             return false;

@@ -12,6 +12,7 @@ mod load;
 mod loading;
 mod pack;
 mod quarantine;
+mod retreat;
 mod room;
 mod run;
 mod schedules;

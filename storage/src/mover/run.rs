@@ -57,7 +57,8 @@ impl Mover {
 
     fn next_message(&self) -> Option<Msg> {
         let closing = self.closing.as_ref().and_then(|closing| closing.deadline);
-        match (closing, self.look_again) {
+        let again = self.look_again.into_iter().chain(self.retreat_again).min();
+        match (closing, again) {
             (Some(deadline), _) => self.messages.recv_deadline(deadline).ok(),
             (None, Some(at)) => {
                 let wait = self.handle.shared.clock.real_wait(at);
@@ -75,6 +76,7 @@ impl Mover {
     }
 
     fn pump(&mut self) {
+        self.retreat();
         loop {
             self.pump_memory();
             if !self.pump_writes() {

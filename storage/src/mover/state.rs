@@ -61,6 +61,9 @@ pub(super) struct Mover {
     pub(super) coming: HashMap<ChunkId, u64>,
     pub(super) coming_bytes: u64,
     pub(super) victims: Vec<Victim>,
+    /// When frames are to be looked at again that lie where metadata has taken the memory, on the
+    /// store's clock.
+    pub(super) retreat_again: Option<Duration>,
     /// Whether a chunk came into memory since victims were looked for.
     pub(super) entered_since_look: bool,
     pub(super) placer: Placer,
@@ -136,6 +139,7 @@ impl Mover {
             coming: HashMap::new(),
             coming_bytes: 0,
             victims: Vec::new(),
+            retreat_again: None,
             entered_since_look: false,
             placer: Placer::new(placement, paths),
             health: vec![Health::default(); paths],
