@@ -276,7 +276,7 @@ fn write_pair(
         sum.seconds += took.seconds;
         sum.cpu += took.cpu;
     };
-    let at_once = (BUDGET / 2 / store.chunk_bytes) as usize;
+    let at_once = (BUDGET / 2 / store.chunk_bytes).max(1) as usize;
     for (round, first) in (0..chunks).step_by(at_once).enumerate() {
         let part = first..chunks.min(first + at_once);
         store.dirty(part.clone())?;

@@ -35,6 +35,8 @@ pub fn run(options: &Options, table: &Table) -> Result<(), Failure> {
         store.put(&key, DType::U8, &[BYTES as u64], &bytes)?;
         Ok(())
     })?;
+    // What metadata takes the place of goes back a moment after.
+    store.barrier()?;
     let host = store.stats().host;
     let after = anonymous_bytes()?;
     let all = after.saturating_sub(before);

@@ -68,7 +68,7 @@ counters! { Counters, CounterValues:
     hung,
     /// Chunks that left memory.
     evictions,
-    /// Chunks moved inside the arena to make a longer free run.
+    /// Chunks moved inside the arena to make a longer free run, or to leave its end to metadata.
     moves,
     /// Bytes of those chunks.
     moved_bytes,

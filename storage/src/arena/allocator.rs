@@ -72,6 +72,11 @@ impl RangeAllocator {
         Some(start)
     }
 
+    /// Returns the free range at the highest address.
+    pub(crate) fn last_run(&self) -> Option<Range<u64>> {
+        self.by_start.last_key_value().map(|(start, len)| *start..start + len)
+    }
+
     /// Returns the free ranges in order.
     pub(crate) fn runs(&self) -> Vec<Range<u64>> {
         self.by_start.iter().map(|(start, len)| *start..start + len).collect()

@@ -36,7 +36,8 @@ pub struct Arena(Arc<Shared>);
 struct Shared {
     region: Region,
     state: Mutex<State>,
-    /// Set while somebody waits for memory; then `freed` is called after each frame comes back.
+    /// Set while somebody waits for memory; then `freed` is called after each frame comes back. It is
+    /// also called when metadata needs committed memory.
     starving: AtomicBool,
     freed: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
@@ -52,7 +53,7 @@ struct State {
     unlocked: Option<Unlocked>,
     /// Bytes of metadata outside of the region that its budget answers for.
     metadata: u64,
-    /// Memory below this may be page-locked for a device: it stays committed.
+    /// Memory below this was handed out to be page-locked for a device: it stays committed until close.
     kept: u64,
 }
 
@@ -61,8 +62,6 @@ struct State {
 pub struct ArenaUse {
     /// The strict budget.
     pub budget: u64,
-    /// Where new frames must end: the budget, or less where metadata takes a part of it.
-    pub limit: u64,
     /// What is committed: what was needed so far, but for what metadata needs since.
     pub committed: u64,
     /// Of that, what is locked in memory.
@@ -113,8 +112,8 @@ impl Arena {
         })))
     }
 
-    /// Sets what is called after a frame came back while [`Arena::set_starving`] is on. Only the
-    /// first call counts.
+    /// Sets what is called after a frame came back while [`Arena::set_starving`] is on, and when memory
+    /// becomes owed to metadata. Only the first call counts.
     pub(crate) fn on_freed(&self, call: impl Fn() + Send + Sync + 'static) {
         let _ = self.0.freed.set(Box::new(call));
     }
@@ -205,7 +204,7 @@ impl Arena {
     }
 
     /// Returns the pieces that were committed behind the first `start` bytes, which end with a piece.
-    /// From now on they stay committed.
+    /// From now on all that is committed stays so.
     pub(crate) fn pieces_from(&self, start: u64) -> Vec<Piece> {
         let mut state = self.0.state.lock();
         let committed = state.committed;
@@ -226,17 +225,17 @@ impl Arena {
     pub fn usage(&self) -> ArenaUse {
         let state = self.0.state.lock();
         let budget = self.0.region.bytes();
-        let limit = state.limit(budget);
-        ArenaUse {
+        let mut usage = ArenaUse {
             budget,
-            limit,
             committed: state.committed,
             locked: state.locked,
             in_use: budget - state.ranges.free(),
-            largest_run: state.ranges.largest_run(limit),
+            largest_run: state.ranges.largest_run(state.limit(budget)),
             metadata: state.metadata,
             charged: state.charged(),
-        }
+        };
+        usage.largest_run = usage.largest_run.min(usage.free());
+        usage
     }
 }
 

@@ -5,7 +5,7 @@ use tensortier_gpu::HostMemory;
 
 use super::Arena;
 
-/// Memory that was committed in one go. It keeps the arena and with it the mapping, whether frames
+/// A part of committed memory. It keeps the arena and with it the mapping, whether frames
 /// use it or not.
 #[derive(Debug)]
 pub(crate) struct Piece {

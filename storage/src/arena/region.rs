@@ -101,7 +101,8 @@ impl Region {
     }
 
     /// Gives `bytes` from `offset` back to the system: what was there is lost, and no byte can be
-    /// touched until it is committed again.
+    /// touched until it is committed again. To be called under the arena's lock, and only while no frame
+    /// covers the range, as with [`Region::commit`].
     ///
     /// # Errors
     /// [`Error::System`] when the system refuses; the bytes can then still be touched.

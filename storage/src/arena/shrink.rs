@@ -22,27 +22,46 @@ impl State {
     }
 
     /// Returns where frames must end in a region of `bytes`, so that with what metadata takes the
-    /// committed part exceeds the budget by less than one step.
+    /// committed part exceeds the budget by less than one step, unless it is kept for a device.
     pub(super) fn limit(&self, bytes: u64) -> u64 {
         let for_frames = bytes.saturating_sub(self.charged());
         for_frames.next_multiple_of(STEP_BYTES).max(self.kept).min(bytes)
     }
+
+    /// Returns the committed memory that metadata takes the place of in a region of `bytes`.
+    fn owed(&self, bytes: u64) -> Option<Range<u64>> {
+        let owed = self.limit(bytes)..self.committed;
+        (!owed.is_empty()).then_some(owed)
+    }
 }
 
 impl Arena {
-    /// Counts metadata that now exists, in bytes. Returns whether the budget bears it.
-    pub(crate) fn add_metadata(&self, bytes: u64) -> bool {
+    /// Counts metadata that now exists, in bytes. [`Arena::on_freed`] hears of it when memory becomes
+    /// owed by that.
+    pub(crate) fn add_metadata(&self, bytes: u64) {
+        self.add_metadata_if(bytes, |_| true);
+    }
+
+    /// As [`Arena::add_metadata`] if the budget bears it; returns whether it does.
+    pub(crate) fn charge_metadata(&self, bytes: u64) -> bool {
+        self.add_metadata_if(bytes, |state| state.charged() < self.0.region.bytes())
+    }
+
+    fn add_metadata_if(&self, bytes: u64, bears: impl FnOnce(&State) -> bool) -> bool {
         let mut state = self.0.state.lock();
         let size = self.0.region.bytes();
         let before = state.limit(size);
         state.metadata += bytes;
-        let limit = state.limit(size);
-        let (owes, bears) = (limit < before.min(state.committed), state.charged() < size);
+        if !bears(&state) {
+            state.metadata -= bytes;
+            return false;
+        }
+        let owes_more = state.limit(size) < before.min(state.committed);
         drop(state);
-        if owes && let Some(call) = self.0.freed.get() {
+        if owes_more && let Some(call) = self.0.freed.get() {
             call();
         }
-        bears
+        true
     }
 
     /// Counts metadata that is gone, in bytes.
@@ -51,29 +70,36 @@ impl Arena {
         state.metadata = state.metadata.saturating_sub(bytes);
     }
 
+    /// Returns where frames must end.
+    pub(crate) fn limit(&self) -> u64 {
+        self.0.state.lock().limit(self.0.region.bytes())
+    }
+
     /// Returns the committed memory that metadata takes the place of, if there is any: no new frame
     /// lies there.
     pub(crate) fn owed(&self) -> Option<Range<u64>> {
-        let state = self.0.state.lock();
-        let owed = state.limit(self.0.region.bytes())..state.committed;
-        (!owed.is_empty()).then_some(owed)
+        self.0.state.lock().owed(self.0.region.bytes())
     }
 
-    /// Gives what is owed back to the system if no frame lies there; returns whether it did.
+    /// Gives back to the system what is owed behind the last frame.
     ///
     /// # Errors
-    /// [`Error::System`](crate::error::Error::System) when the system refuses; all stays as it was.
-    pub(crate) fn give_back(&self) -> Result<bool> {
+    /// [`Error::System`](crate::error::Error::System) when the system refuses: the memory then counts
+    /// as committed, and can be used.
+    pub(crate) fn give_back(&self) -> Result<()> {
         // Under the lock, so that no frame is made there meanwhile.
         let mut state = self.0.state.lock();
-        let owed = state.limit(self.0.region.bytes())..state.committed;
-        if owed.is_empty() || state.ranges.free_in(&owed) < owed.end - owed.start {
-            return Ok(false);
+        let Some(owed) = state.owed(self.0.region.bytes()) else { return Ok(()) };
+        let free = state.ranges.last_run().filter(|run| run.end >= owed.end);
+        let Some(free) = free else { return Ok(()) };
+        let start = owed.start.max(free.start.next_multiple_of(STEP_BYTES));
+        if start < owed.end {
+            self.0.region.decommit(start, owed.end - start)?;
+            state.committed = start;
+            // What is locked are the first bytes, where not all of them could be.
+            state.locked = state.locked.min(start);
         }
-        self.0.region.decommit(owed.start, owed.end - owed.start)?;
-        state.committed = owed.start;
-        state.locked = state.locked.min(owed.start);
-        Ok(true)
+        Ok(())
     }
 }
 
@@ -87,13 +113,13 @@ mod tests {
     #[test]
     fn much_metadata_takes_room_from_frames() {
         let arena = Arena::new(4 * GRANULE).unwrap();
-        assert!(arena.add_metadata(METADATA_FREE_BYTES));
+        assert!(arena.charge_metadata(METADATA_FREE_BYTES));
         let frame = arena.try_alloc(2 * GRANULE).unwrap().unwrap();
-        assert!(arena.add_metadata(GRANULE + 1));
+        assert!(arena.charge_metadata(GRANULE + 1));
         assert_eq!((arena.usage().charged, arena.usage().free()), (2 * GRANULE, 0));
         assert!(arena.try_alloc(1).unwrap().is_none());
-        assert!(!arena.add_metadata(2 * GRANULE), "something must be left for frames");
-        arena.remove_metadata(2 * GRANULE + 1);
+        assert!(!arena.charge_metadata(2 * GRANULE), "something must be left for frames");
+        arena.remove_metadata(1);
         assert_eq!(arena.usage().free(), GRANULE);
         drop((arena.try_alloc(1).unwrap().unwrap(), frame));
     }
@@ -123,16 +149,18 @@ mod tests {
             (0..8).map(|_| arena.try_alloc(4 * MIB).unwrap().unwrap()).collect();
         frames.iter_mut().zip(1..).for_each(|(frame, number)| frame.fill(number));
         assert_eq!((arena.owed(), resident(&arena)), (None, 32 * MIB));
-        assert!(arena.add_metadata(METADATA_FREE_BYTES + 9 * MIB));
+        arena.add_metadata(METADATA_FREE_BYTES + 9 * MIB);
         assert_eq!(arena.owed(), Some(24 * MIB..32 * MIB));
-        assert!(!arena.give_back().unwrap(), "frames lie there");
+        arena.give_back().unwrap();
+        assert_eq!(resident(&arena), 32 * MIB, "frames lie there");
         drop(frames.pop());
-        assert!(!arena.give_back().unwrap(), "one still does");
+        arena.give_back().unwrap();
+        assert_eq!((arena.owed(), resident(&arena)), (Some(24 * MIB..28 * MIB), 28 * MIB));
         drop(frames.pop());
         drop(frames.remove(0));
-        assert!(arena.give_back().unwrap());
+        arena.give_back().unwrap();
         assert_eq!((arena.owed(), arena.usage().committed), (None, 24 * MIB));
-        assert_eq!(resident(&arena), 24 * MIB);
+        assert_eq!((arena.usage().locked, resident(&arena)), (24 * MIB, 24 * MIB));
         // 20 MiB are in use and 9 charged.
         assert_eq!(arena.usage().free(), 3 * MIB);
         assert!(arena.try_alloc(4 * MIB).unwrap().is_none());
@@ -152,9 +180,10 @@ mod tests {
         let arena = Arena::new(8 * MIB).unwrap();
         drop(arena.try_alloc(8 * MIB).unwrap());
         let pieces = arena.pieces_from(0);
-        assert!(arena.add_metadata(METADATA_FREE_BYTES + 5 * MIB));
-        assert_eq!((arena.owed(), arena.usage().free()), (None, 3 * MIB));
-        assert!(!arena.give_back().unwrap());
+        arena.add_metadata(METADATA_FREE_BYTES + 5 * MIB);
+        let usage = arena.usage();
+        assert_eq!((arena.owed(), usage.free(), usage.largest_run), (None, 3 * MIB, 3 * MIB));
+        arena.give_back().unwrap();
         assert_eq!(resident(&arena), 8 * MIB);
         drop(pieces);
     }

@@ -74,10 +74,9 @@ impl Catalog {
 
     fn charge(&self, object: &Object) -> Result<()> {
         let bytes = object.memory_bytes();
-        if self.arena.add_metadata(bytes) {
+        if self.arena.charge_metadata(bytes) {
             return Ok(());
         }
-        self.arena.remove_metadata(bytes);
         let usage = self.arena.usage();
         Err(Error::BudgetExhausted {
             tier: Tier::Host,

@@ -12,7 +12,7 @@ impl Mover {
     /// where there is room for them elsewhere, or else closer together. Returns whether there is one
     /// now; only what does not lie still can refuse it. Cost: a copy of what is moved.
     pub(super) fn lengthen_run(&mut self, need: u64) -> bool {
-        let frames = self.frames_at_rest();
+        let frames = self.frames_at_rest(0);
         self.clear_window(&frames, need) || self.push_together(&frames, need)
     }
 
@@ -62,12 +62,13 @@ impl Mover {
         self.handle.shared.counters.moved_bytes.add(chunk.bytes());
     }
 
-    /// Returns the frames that may be moved, in order of address.
-    pub(super) fn frames_at_rest(&self) -> Vec<(Range<u64>, ChunkRef)> {
+    /// Returns the frames that may be moved and end behind `start`, in order of address.
+    pub(super) fn frames_at_rest(&self, start: u64) -> Vec<(Range<u64>, ChunkRef)> {
         let at_rest = self.resident.values().filter_map(|chunk| {
             let cell = chunk.cell.lock();
             let frame = cell.residency.at_rest().then(|| cell.frame_to_read()).flatten()?;
-            Some((frame.arena_range(), ChunkRef::clone(chunk)))
+            let range = frame.arena_range();
+            (range.end > start).then(|| (range, ChunkRef::clone(chunk)))
         });
         let mut frames: Vec<_> = at_rest.collect();
         frames.sort_unstable_by_key(|(range, _)| range.start);
@@ -82,7 +83,7 @@ impl Mover {
         need: u64,
     ) -> Option<(Range<u64>, Range<usize>)> {
         let arena = &self.handle.shared.arena;
-        let limit = arena.usage().limit;
+        let limit = arena.limit();
         // A cheapest window begins where a frame ends or at the start of memory, or ends where a
         // frame begins or at the end of what may be used.
         let after = frames.iter().map(|(range, _)| range.end);

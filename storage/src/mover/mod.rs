@@ -85,7 +85,7 @@ pub(crate) enum Msg {
     WriteBack(ChunkRef),
     /// A lease ended and its frame was dropped.
     Left(ChunkRef),
-    /// Memory came back, or a lease ended, while somebody waits for memory.
+    /// Memory came back, or a lease ended, while somebody waits for memory; or metadata needs some.
     Freed,
     /// A path answered a read.
     Read { transfer: TransferId, result: Result<(), TransferError> },

@@ -267,7 +267,12 @@ impl Mover {
     /// Returns the rank of a chunk that may leave for such a want, or `None`. What was read ahead and
     /// not yet used leaves after all else: to read it once more costs its reader a wait and the path
     /// the time of another chunk.
-    fn rank_at(&self, chunk: &ChunkRef, for_what: Need, now: u64) -> Option<(bool, u64)> {
+    pub(super) fn rank_at(
+        &self,
+        chunk: &ChunkRef,
+        for_what: Need,
+        now: u64,
+    ) -> Option<(bool, u64)> {
         let cell = chunk.cell.lock();
         let (rest, dirty) = (cell.residency.may_leave(), cell.residency.dirty());
         let awaited = cell.is_awaited();
@@ -315,7 +320,7 @@ impl Mover {
         self.entered_since_look = true;
         if self.resident.insert(chunk.id(), Arc::new(chunk.clone())).is_none() {
             // It was let in: what little this takes beside comes out of the next frame.
-            let _ = self.handle.shared.arena.add_metadata(Cell::PRESENCE_BYTES);
+            self.handle.shared.arena.add_metadata(Cell::PRESENCE_BYTES);
         }
     }
 

@@ -56,11 +56,14 @@ impl Mover {
     }
 
     fn next_message(&self) -> Option<Msg> {
-        let closing = self.closing.as_ref().and_then(|closing| closing.deadline);
-        let again = self.look_again.into_iter().chain(self.retreat_again).min();
-        match (closing, again) {
-            (Some(deadline), _) => self.messages.recv_deadline(deadline).ok(),
-            (None, Some(at)) => {
+        if let Some(closing) = &self.closing {
+            return match closing.deadline {
+                Some(deadline) => self.messages.recv_deadline(deadline).ok(),
+                None => self.messages.recv().ok(),
+            };
+        }
+        match self.look_again.into_iter().chain(self.retreat_again).min() {
+            Some(at) => {
                 let wait = self.handle.shared.clock.real_wait(at);
                 let answer = wait.map_or_else(
                     || self.messages.recv().map_err(RecvTimeoutError::from),
@@ -71,7 +74,7 @@ impl Mover {
                     answer => answer.ok(),
                 }
             }
-            (None, None) => self.messages.recv().ok(),
+            None => self.messages.recv().ok(),
         }
     }
 

@@ -64,6 +64,8 @@ pub(super) struct Mover {
     /// When frames are to be looked at again that lie where metadata has taken the memory, on the
     /// store's clock.
     pub(super) retreat_again: Option<Duration>,
+    /// The system would not have memory back.
+    pub(super) retreat_refused: bool,
     /// Whether a chunk came into memory since victims were looked for.
     pub(super) entered_since_look: bool,
     pub(super) placer: Placer,
@@ -140,6 +142,7 @@ impl Mover {
             coming_bytes: 0,
             victims: Vec::new(),
             retreat_again: None,
+            retreat_refused: false,
             entered_since_look: false,
             placer: Placer::new(placement, paths),
             health: vec![Health::default(); paths],

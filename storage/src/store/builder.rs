@@ -15,7 +15,7 @@ use crate::io::EngineChoice;
 use crate::mover;
 use crate::path::{FilePathStore, Path, PathStore};
 use crate::placement::Placement;
-use crate::sync::{AtomicBool, AtomicU64, Mutex};
+use crate::sync::{AtomicBool, AtomicU64, Mutex, Sharded};
 use crate::units::Bytes;
 
 use super::{Inner, Making, Store};
@@ -196,7 +196,7 @@ impl StoreBuilder {
         })?;
         let inner = Inner {
             handle,
-            catalog: Mutex::new(catalog),
+            catalog: Sharded::new(catalog),
             next_object: AtomicU64::new(0),
             next_schedule: AtomicU64::new(0),
             chunk_bytes: self.chunk_bytes.max(1),

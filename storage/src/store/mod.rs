@@ -31,7 +31,7 @@ use crate::metrics::CounterValues;
 use crate::mover::{Handle, Msg};
 use crate::path::PathCounters;
 use crate::sync::thread::{self, JoinHandle};
-use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
+use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, Sharded};
 use crate::ticket::{Completer, Ticket, ticket};
 
 use ahead::Ahead;
@@ -87,7 +87,7 @@ struct Making {
 #[derive(Debug)]
 struct Inner {
     handle: Handle,
-    catalog: Mutex<Catalog>,
+    catalog: Sharded<Catalog>,
     next_object: AtomicU64,
     next_schedule: AtomicU64,
     chunk_bytes: u64,
@@ -212,7 +212,7 @@ impl Inner {
         if let Some(thread) = self.thread.lock().take() {
             let _ = thread.join();
         }
-        drop(self.catalog.lock().drain());
+        drop(self.catalog.write().drain());
         let late: Vec<_> = devices.into_iter().filter_map(Closing::wait).collect();
         if failed.is_empty() && late.is_empty() {
             return Ok(());

@@ -59,7 +59,7 @@ impl Store {
         self.check_open()?;
         match object.name() {
             Name::Object(object) => Ok(object.clone()),
-            key @ Name::Key(_) => key.find(&self.0.catalog.lock()).map(ObjectRef),
+            key @ Name::Key(_) => key.find(&self.0.catalog.read()).map(ObjectRef),
         }
     }
 }

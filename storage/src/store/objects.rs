@@ -106,7 +106,7 @@ impl Store {
     ) -> Result<ObjectRef> {
         self.check_open()?;
         let object = self.new_object(key, dtype, shape, chunk_bytes)?;
-        self.0.catalog.lock().insert(Arc::clone(&object))?;
+        self.0.catalog.write().insert(Arc::clone(&object))?;
         Ok(ObjectRef(object))
     }
 
@@ -160,7 +160,7 @@ impl Store {
     /// [`Error::NotFound`], also when the object was replaced; [`Error::Closed`].
     pub fn delete(&self, object: &(impl Named + ?Sized)) -> Result<()> {
         self.check_open()?;
-        let mut catalog = self.0.catalog.lock();
+        let mut catalog = self.0.catalog.write();
         let object = object.name().find(&catalog)?;
         catalog.remove(&object)?;
         drop(catalog);
@@ -181,7 +181,7 @@ impl Store {
     pub fn rename(&self, from: &(impl Named + ?Sized), to: &str) -> Result<()> {
         self.check_open()?;
         let to = Key::new(to)?;
-        let mut catalog = self.0.catalog.lock();
+        let mut catalog = self.0.catalog.write();
         let object = from.name().find(&catalog)?;
         catalog.rename(&object, to)
     }
@@ -196,6 +196,6 @@ impl Store {
 
     /// Returns the keys that begin with `prefix`, in order.
     pub fn list(&self, prefix: &str) -> Vec<Key> {
-        self.0.catalog.lock().list(prefix)
+        self.0.catalog.read().list(prefix)
     }
 }

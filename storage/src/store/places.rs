@@ -133,7 +133,7 @@ impl Store {
     fn chunks_on(&self, path: PathId) -> Vec<ChunkRef> {
         let on_it =
             |chunk: &ChunkRef| chunk.cell.lock().disk.as_ref().is_some_and(|disk| disk.is_on(path));
-        let objects: Vec<_> = self.0.catalog.lock().all().cloned().collect();
+        let objects: Vec<_> = self.0.catalog.read().all().cloned().collect();
         objects.iter().flat_map(Object::chunks).filter(on_it).collect()
     }
 
@@ -182,7 +182,7 @@ impl Store {
             }
             objects.push(object);
         }
-        let mut catalog = self.0.catalog.lock();
+        let mut catalog = self.0.catalog.write();
         if let Some(object) = objects.iter().find(|object| catalog.get(&object.key()).is_ok()) {
             return Err(Error::AlreadyExists { key: object.key().to_string() });
         }

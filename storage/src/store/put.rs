@@ -172,14 +172,14 @@ struct Arriving {
 
 impl Arriving {
     fn new(store: &Store, object: Arc<Object>) -> Result<Self> {
-        store.0.catalog.lock().arrives(&object)?;
+        store.0.catalog.write().arrives(&object)?;
         Ok(Arriving { store: store.clone(), object, published: false })
     }
 
     /// Gives the object its key, from which what had it goes.
     fn publish(mut self) -> ObjectRef {
         self.published = true;
-        let old = self.store.0.catalog.lock().arrived(&self.object);
+        let old = self.store.0.catalog.write().arrived(&self.object);
         if let Some(old) = old {
             self.store.0.handle.send(Msg::Delete(old));
         }
@@ -190,7 +190,7 @@ impl Arriving {
 impl Drop for Arriving {
     fn drop(&mut self) {
         if !self.published {
-            self.store.0.catalog.lock().turned_back(&self.object);
+            self.store.0.catalog.write().turned_back(&self.object);
             self.store.0.handle.send(Msg::Delete(Arc::clone(&self.object)));
         }
     }

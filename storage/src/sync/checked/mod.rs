@@ -125,6 +125,9 @@ impl Condvar {
     }
 }
 
+/// As the lock of shards, which is one to whoever uses it.
+pub(crate) type Sharded<T> = RwLock<T>;
+
 /// As `parking_lot::RwLock`.
 #[derive(Debug, Default)]
 pub(crate) struct RwLock<T>(shuttle_sync::RwLock<T>);
