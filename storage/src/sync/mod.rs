@@ -13,7 +13,7 @@ pub(crate) use checked::*;
 #[cfg(not(all(test, model)))]
 #[allow(unused_imports)]
 mod native {
-    pub(crate) use super::sharded::Sharded;
+    pub(crate) use crate::sync::sharded::Sharded;
     pub(crate) use crossbeam_channel as channel;
     pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
     pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
