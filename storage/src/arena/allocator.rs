@@ -42,9 +42,7 @@ impl RangeAllocator {
 
     /// Takes `len` from the shortest free range that holds it, or returns `None`.
     pub(crate) fn take(&mut self, len: u64) -> Option<u64> {
-        let (run, start) = *self.by_len.range((len, 0)..).next()?;
-        self.cut(start, run, start, len);
-        Some(start)
+        self.take_where(len, u64::MAX, &(0..0))
     }
 
     /// Takes `len` below `limit` and outside `avoid`, shortest fitting free range first, or returns

@@ -75,23 +75,20 @@ impl Arena {
         self.0.state.lock().limit(self.0.region.bytes())
     }
 
-    /// Returns the committed memory that metadata takes the place of, if there is any: no new frame
-    /// lies there.
-    pub(crate) fn owed(&self) -> Option<Range<u64>> {
-        self.0.state.lock().owed(self.0.region.bytes())
-    }
-
-    /// Gives back to the system what is owed behind the last frame.
+    /// Gives back to the system what is owed behind the last frame. Returns what is still owed, where
+    /// no new frame will lie.
     ///
     /// # Errors
     /// [`Error::System`](crate::error::Error::System) when the system refuses: the memory then counts
     /// as committed, and can be used.
-    pub(crate) fn give_back(&self) -> Result<()> {
+    pub(crate) fn give_back(&self) -> Result<Option<Range<u64>>> {
         // Under the lock, so that no frame is made there meanwhile.
         let mut state = self.0.state.lock();
-        let Some(owed) = state.owed(self.0.region.bytes()) else { return Ok(()) };
-        let free = state.ranges.last_run().filter(|run| run.end >= owed.end);
-        let Some(free) = free else { return Ok(()) };
+        let size = self.0.region.bytes();
+        let Some(owed) = state.owed(size) else { return Ok(None) };
+        let Some(free) = state.ranges.last_run().filter(|run| run.end >= owed.end) else {
+            return Ok(Some(owed));
+        };
         let start = owed.start.max(free.start.next_multiple_of(STEP_BYTES));
         if start < owed.end {
             self.0.region.decommit(start, owed.end - start)?;
@@ -99,7 +96,7 @@ impl Arena {
             // What is locked are the first bytes, where not all of them could be.
             state.locked = state.locked.min(start);
         }
-        Ok(())
+        Ok(state.owed(size))
     }
 }
 
@@ -148,18 +145,16 @@ mod tests {
         let mut frames: Vec<_> =
             (0..8).map(|_| arena.try_alloc(4 * MIB).unwrap().unwrap()).collect();
         frames.iter_mut().zip(1..).for_each(|(frame, number)| frame.fill(number));
-        assert_eq!((arena.owed(), resident(&arena)), (None, 32 * MIB));
+        assert_eq!((arena.give_back().unwrap(), resident(&arena)), (None, 32 * MIB));
         arena.add_metadata(METADATA_FREE_BYTES + 9 * MIB);
-        assert_eq!(arena.owed(), Some(24 * MIB..32 * MIB));
-        arena.give_back().unwrap();
-        assert_eq!(resident(&arena), 32 * MIB, "frames lie there");
+        assert_eq!(arena.give_back().unwrap(), Some(24 * MIB..32 * MIB), "frames lie there");
+        assert_eq!(resident(&arena), 32 * MIB);
         drop(frames.pop());
-        arena.give_back().unwrap();
-        assert_eq!((arena.owed(), resident(&arena)), (Some(24 * MIB..28 * MIB), 28 * MIB));
+        assert_eq!(arena.give_back().unwrap(), Some(24 * MIB..28 * MIB));
+        assert_eq!(resident(&arena), 28 * MIB);
         drop(frames.pop());
         drop(frames.remove(0));
-        arena.give_back().unwrap();
-        assert_eq!((arena.owed(), arena.usage().committed), (None, 24 * MIB));
+        assert_eq!((arena.give_back().unwrap(), arena.usage().committed), (None, 24 * MIB));
         assert_eq!((arena.usage().locked, resident(&arena)), (24 * MIB, 24 * MIB));
         // 20 MiB are in use and 9 charged.
         assert_eq!(arena.usage().free(), 3 * MIB);
@@ -182,8 +177,8 @@ mod tests {
         let pieces = arena.pieces_from(0);
         arena.add_metadata(METADATA_FREE_BYTES + 5 * MIB);
         let usage = arena.usage();
-        assert_eq!((arena.owed(), usage.free(), usage.largest_run), (None, 3 * MIB, 3 * MIB));
-        arena.give_back().unwrap();
+        assert_eq!((usage.free(), usage.largest_run), (3 * MIB, 3 * MIB));
+        assert_eq!(arena.give_back().unwrap(), None);
         assert_eq!(resident(&arena), 8 * MIB);
         drop(pieces);
     }

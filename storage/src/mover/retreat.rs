@@ -1,6 +1,7 @@
 //! Leaving the end of the arena when metadata takes its part of the budget, so that the system has the
 //! memory back.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use crate::residency::Leaving;
@@ -16,40 +17,35 @@ impl Mover {
     /// Gives committed memory back that metadata takes the place of. Chunks that lie there are moved, or
     /// evicted where there is no room for them; what does not lie still keeps its place until later.
     pub(super) fn retreat(&mut self) {
-        if self.retreat_refused {
+        let Some(owed) = self.give_back() else {
+            self.retreat_again = None;
             return;
-        }
-        let now = self.now();
-        let early = self.retreat_again.is_some_and(|at| now < at);
-        if self.give_back() && !early {
-            self.leave_what_is_owed();
-            self.retreat_again = self.give_back().then(|| self.now() + PAUSE);
+        };
+        if self.retreat_again.is_none_or(|at| self.now() >= at) {
+            self.leave(owed.start);
+            self.retreat_again = self.give_back().map(|_| self.now() + PAUSE);
         }
     }
 
-    /// Gives back what no frame covers. Returns whether more is owed.
-    fn give_back(&mut self) -> bool {
-        let arena = &self.handle.shared.arena;
-        if arena.owed().is_none() {
-            self.retreat_again = None;
-            return false;
+    /// Gives back what no frame covers; returns what else is owed. Once the system refused, nothing is.
+    fn give_back(&mut self) -> Option<Range<u64>> {
+        if self.retreat_refused {
+            return None;
         }
-        if let Err(error) = arena.give_back() {
+        self.handle.shared.arena.give_back().unwrap_or_else(|error| {
             tracing::warn!("memory that metadata takes the place of stays committed: {error}");
             self.retreat_refused = true;
-            self.retreat_again = None;
-            return false;
-        }
-        arena.owed().is_some()
+            None
+        })
     }
 
-    fn leave_what_is_owed(&mut self) {
+    /// Moves or evicts what lies behind `start`, which new frames do not.
+    fn leave(&mut self, start: u64) {
         let arena = self.handle.shared.arena.clone();
-        let Some(owed) = arena.owed() else { return };
         // What comes free here is looked at right after this.
         arena.set_starving(false);
         let now = self.handle.stamp();
-        for (_, chunk) in self.frames_at_rest(owed.start) {
+        for (_, chunk) in self.frames_at_rest(start) {
             match arena.try_alloc(chunk.bytes()) {
                 Ok(Some(to)) => drop(self.move_to(&chunk, to)),
                 // One that is being flushed leaves no sooner for being evicted, and one that no path
