@@ -3,19 +3,19 @@
 
 use std::hint::black_box;
 use std::ops::Range;
-use std::path::Path;
+use std::sync::Arc;
 use std::thread;
 
 use tensortier::storage::codec::Checksums;
 use tensortier::storage::dtype::DType;
-use tensortier::storage::path;
+use tensortier::storage::path::FilePathStore;
 use tensortier::storage::store::{ObjectRef, Store};
 
 use crate::Failure;
 use crate::fio;
 use crate::machine::{Took, took};
 use crate::options::{Options, Scratch};
-use crate::raw::{Pass, Raw};
+use crate::raw::{Pass, Raw, shared_path};
 use crate::table::{Bar, Figure, Spread, Table};
 
 const ROW: &str = "one-path";
@@ -25,8 +25,9 @@ const PAIRS: usize = 5;
 /// Host memory of the store, and bytes of the raw path's frames.
 const BUDGET: u64 = 512 * MIB;
 
-/// Bytes of one object of the copying verbs: small enough that the caller's buffer is no burden.
-const PUT_BYTES: u64 = 256 * MIB;
+/// Bytes of one object of the copying verbs: small enough that the caller's buffer is no burden. Also
+/// what is written at a time, half of the memory.
+const PUT_BYTES: u64 = BUDGET / 2;
 
 /// A store on one path, with one object of many chunks and some to put.
 #[derive(Debug)]
@@ -40,19 +41,21 @@ pub struct OneStore {
 }
 
 impl OneStore {
-    /// Opens a store and writes all of it once.
+    /// Opens a store. Nothing of its object was written yet.
     ///
     /// # Errors
     /// Those of the store.
-    pub fn open(dir: &Path, bytes: u64, chunk_bytes: u64, sums: bool) -> Result<Self, Failure> {
+    pub fn open(
+        path: &Arc<FilePathStore>,
+        bytes: u64,
+        chunk_bytes: u64,
+        sums: bool,
+    ) -> Result<Self, Failure> {
         let builder = Store::builder().host_budget(BUDGET).chunk_bytes(chunk_bytes);
-        let store = builder.checksums(sums).path(path::Path::new(dir)).open()?;
+        let store = builder.checksums(sums).path_store(path.clone()).open()?;
         let object = store.create("object", DType::U8, &[bytes])?;
         let buffer = (0..PUT_BYTES / 8).flat_map(|i| (i * 0x9E37_79B9).to_le_bytes()).collect();
-        let one = OneStore { store, object, buffer, bytes, chunk_bytes, sums };
-        one.update()?;
-        one.put()?;
-        Ok(one)
+        Ok(OneStore { store, object, buffer, bytes, chunk_bytes, sums })
     }
 
     /// Reads all chunks in order, as a declared schedule has them read ahead.
@@ -137,10 +140,13 @@ impl OneStore {
     /// # Errors
     /// Those of the store.
     pub fn put(&self) -> Result<(), Failure> {
-        for i in 0..self.bytes / PUT_BYTES {
-            self.store.put(&format!("put.{i}"), DType::U8, &[PUT_BYTES], &self.buffer)?;
-        }
+        (0..self.bytes / PUT_BYTES).try_for_each(|i| self.put_one(i))?;
         self.flush()
+    }
+
+    fn put_one(&self, i: u64) -> Result<(), Failure> {
+        self.store.put(&format!("put.{i}"), DType::U8, &[PUT_BYTES], &self.buffer)?;
+        Ok(())
     }
 
     /// Copies all that was put out of the store, and checks the last of it.
@@ -195,11 +201,20 @@ pub fn run(options: &Options, table: &Table) -> Result<(), Failure> {
 fn one_size(options: &Options, table: &Table, chunk_mib: u64) -> Result<(), Failure> {
     let (bytes, chunk) = (options.total_mib * MIB / PUT_BYTES * PUT_BYTES, chunk_mib * MIB);
     let scratch = Scratch::new(&options.dir(), &format!("one-{chunk_mib}"))?;
-    let dir = scratch.path();
     let chunks = (bytes / chunk) as usize;
-    let mut raw = Raw::open(dir, chunk, chunks, (BUDGET / chunk) as usize)?;
-    let stores =
-        [OneStore::open(dir, bytes, chunk, true)?, OneStore::open(dir, bytes, chunk, false)?];
+    let path = shared_path(scratch.path())?;
+    let mut raw = Raw::new(path.clone(), chunk, chunks, (BUDGET / chunk) as usize)?;
+    let open = |sums| OneStore::open(&path, bytes, chunk, sums);
+    let stores = [open(true)?, open(false)?];
+    // In turns, so that every part of the drive holds some of each.
+    for (i, part) in parts(chunks, chunk).enumerate() {
+        raw.pass_over(part.clone(), Pass::Write)?;
+        for store in &stores {
+            store.dirty(part.clone())?;
+            store.put_one(i as u64)?;
+            store.flush()?;
+        }
+    }
     // Touched, or the first repeat would measure the page tables.
     let mut into = vec![1; PUT_BYTES as usize];
     let mut all: [[Pairs; 6]; 2] = Default::default();
@@ -245,6 +260,12 @@ fn one_size(options: &Options, table: &Table, chunk_mib: u64) -> Result<(), Fail
     Ok(())
 }
 
+/// Returns the chunks in parts of half the memory.
+fn parts(chunks: usize, chunk_bytes: u64) -> impl Iterator<Item = Range<usize>> {
+    let at_once = (PUT_BYTES / chunk_bytes).max(1) as usize;
+    (0..chunks).step_by(at_once).map(move |first| first..chunks.min(first + at_once))
+}
+
 /// Measures the raw path and the store, one right after the other. Which comes first changes from pair
 /// to pair: a drive may serve the second otherwise than the first.
 fn pair(
@@ -276,9 +297,7 @@ fn write_pair(
         sum.seconds += took.seconds;
         sum.cpu += took.cpu;
     };
-    let at_once = (BUDGET / 2 / store.chunk_bytes).max(1) as usize;
-    for (round, first) in (0..chunks).step_by(at_once).enumerate() {
-        let part = first..chunks.min(first + at_once);
+    for (round, part) in parts(chunks, store.chunk_bytes).enumerate() {
         store.dirty(part.clone())?;
         let raw = || {
             thread::scope(|scope| {

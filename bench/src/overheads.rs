@@ -6,6 +6,7 @@ use crate::compression;
 use crate::machine::took;
 use crate::one_path::OneStore;
 use crate::options::{Options, Scratch};
+use crate::raw::shared_path;
 use crate::table::{Figure, Spread, Table};
 
 const ROW: &str = "overheads";
@@ -25,8 +26,12 @@ pub fn run(options: &Options, table: &Table) -> Result<(), Failure> {
 fn checksums(options: &Options, table: &Table) -> Result<(), Failure> {
     let bytes = options.total_mib * MIB / CHUNK * CHUNK;
     let scratch = Scratch::new(&options.dir(), "overheads")?;
-    let with = OneStore::open(scratch.path(), bytes, CHUNK, true)?;
-    let without = OneStore::open(scratch.path(), bytes, CHUNK, false)?;
+    let path = shared_path(scratch.path())?;
+    let with = OneStore::open(&path, bytes, CHUNK, true)?;
+    let without = OneStore::open(&path, bytes, CHUNK, false)?;
+    // The first also commits memory and allocates space.
+    with.update()?;
+    without.update()?;
     let mut times = [Vec::new(), Vec::new()];
     options.repeat(PAIRS, || {
         for (update, times) in [false, true].into_iter().zip(&mut times) {

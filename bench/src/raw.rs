@@ -1,9 +1,10 @@
-//! The yardstick: the path store alone, moving the same frames to and from the same directory,
-//! without the store above it.
+//! The yardstick: the path store alone, moving the same frames to and from the same files, without
+//! the store above it.
 
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use tensortier::storage::arena::{Arena, FillGuard, FrameMut, FrameRef};
@@ -14,10 +15,21 @@ use tensortier::storage::path::{self, Extent, FilePathStore, PathStore};
 
 use crate::Failure;
 
+/// Opens the path that the yardstick and the stores held against it share: what they do lies in the
+/// same files among each other's extents. In files of their own one side may get a part of the drive
+/// that is a quarter slower, for as long as it is open.
+///
+/// # Errors
+/// Those of the path.
+pub fn shared_path(dir: &Path) -> Result<Arc<FilePathStore>, Failure> {
+    let options = path::Path::new(dir);
+    Ok(Arc::new(FilePathStore::open(&options, EngineChoice::Auto, Clock::system())?))
+}
+
 /// One path and frames to move; what is under way at a time is what all frames hold.
 #[derive(Debug)]
 pub struct Raw {
-    path: FilePathStore,
+    path: Arc<FilePathStore>,
     frames: Vec<Slot>,
     extents: Vec<Option<Extent>>,
     chunk_bytes: u64,
@@ -52,18 +64,16 @@ pub enum Pass {
 }
 
 impl Raw {
-    /// Opens the path and writes `chunks` chunks once, with `frames` frames.
+    /// Takes `frames` frames; nothing of the `chunks` chunks is on the path until a pass wrote it.
     ///
     /// # Errors
-    /// Those of the path.
-    pub fn open(
-        dir: &Path,
+    /// Those of the path, or that there is no memory.
+    pub fn new(
+        path: Arc<FilePathStore>,
         chunk_bytes: u64,
         chunks: usize,
         frames: usize,
     ) -> Result<Self, Failure> {
-        let options = path::Path::new(dir);
-        let path = FilePathStore::open(&options, EngineChoice::Auto, Clock::system())?;
         let arena = Arena::new(chunk_bytes * frames as u64)?;
         let frame = |_| -> Result<Slot, Failure> {
             let mut frame = arena.try_alloc(chunk_bytes)?.ok_or("no room for a frame")?;
@@ -73,14 +83,7 @@ impl Raw {
         let frames = (0..frames).map(frame).collect::<Result<_, _>>()?;
         let extents = (0..chunks).map(|_| None).collect();
         let (done, ended) = channel();
-        let mut raw = Raw { path, frames, extents, chunk_bytes, done, ended };
-        raw.pass(Pass::Write)?;
-        Ok(raw)
-    }
-
-    /// Returns how many bytes a pass moves each way it goes.
-    pub fn bytes(&self) -> u64 {
-        self.chunk_bytes * self.extents.len() as u64
+        Ok(Raw { path, frames, extents, chunk_bytes, done, ended })
     }
 
     /// Makes one pass over all chunks in order and waits for the end.
@@ -103,8 +106,8 @@ impl Raw {
         let mut fresh: VecDeque<Option<Extent>> = VecDeque::new();
         fresh.resize_with(self.extents.len(), || None);
         let mut under_way = 0;
-        for slot in 0..self.frames.len().min(chunks.len()) {
-            self.begin(slot, next, pass, &mut fresh)?;
+        for _ in 0..chunks.len().min(self.at_once(pass)) {
+            self.begin(next, pass, &mut fresh)?;
             (next, under_way) = (next + 1, under_way + 1);
         }
         while under_way > 0 {
@@ -125,20 +128,40 @@ impl Raw {
             }
             under_way -= 1;
             if next < chunks.end {
-                self.begin(slot, next, pass, &mut fresh)?;
+                self.begin(next, pass, &mut fresh)?;
                 (next, under_way) = (next + 1, under_way + 1);
             }
         }
         Ok(())
     }
 
+    /// Returns how many chunks are moved at once. Writes keep the drive busy and no more, as those of
+    /// the store do: with as much reserved ahead as there are frames, the raw path would drift to
+    /// another part of the files than the store, which takes what is free first as it goes.
+    fn at_once(&self, pass: Pass) -> usize {
+        match pass {
+            Pass::Write => {
+                let busy = (self.path.depth_bytes() / self.chunk_bytes) as usize + 2;
+                busy.min(self.frames.len())
+            }
+            Pass::Read | Pass::Update => self.frames.len(),
+        }
+    }
+
+    /// Returns a frame at rest. All have their turn: a few used again and again would stay in caches.
+    fn frame_for(&self, chunk: usize) -> Option<usize> {
+        let count = self.frames.len();
+        let mut slots = (0..count).map(|i| (chunk + i) % count);
+        slots.find(|slot| matches!(self.frames[*slot], Slot::Here(_)))
+    }
+
     fn begin(
         &mut self,
-        slot: usize,
         chunk: usize,
         pass: Pass,
         fresh: &mut VecDeque<Option<Extent>>,
     ) -> Result<(), Failure> {
+        let slot = self.frame_for(chunk).ok_or("no frame is at rest")?;
         if pass == Pass::Write {
             return self.write(slot, chunk, fresh);
         }
