@@ -149,10 +149,10 @@ impl OneStore {
         Ok(())
     }
 
-    /// Copies all that was put out of the store, and checks the last of it.
+    /// Copies all that was put out of the store, one object over the other.
     ///
     /// # Errors
-    /// Those of the store, or that bytes are not as they were.
+    /// Those of the store.
     pub fn get_into(&self, into: &mut [u8]) -> Result<(), Failure> {
         for i in 0..self.bytes / PUT_BYTES {
             self.store.get_into(&format!("put.{i}"), into)?;
@@ -261,7 +261,7 @@ fn one_size(options: &Options, table: &Table, chunk_mib: u64) -> Result<(), Fail
 }
 
 /// Returns the chunks in parts of half the memory.
-fn parts(chunks: usize, chunk_bytes: u64) -> impl Iterator<Item = Range<usize>> {
+pub fn parts(chunks: usize, chunk_bytes: u64) -> impl Iterator<Item = Range<usize>> {
     let at_once = (PUT_BYTES / chunk_bytes).max(1) as usize;
     (0..chunks).step_by(at_once).map(move |first| first..chunks.min(first + at_once))
 }
@@ -283,8 +283,8 @@ fn pair(
 
 /// Writes all chunks, as many at a time as half the memory holds, and drains in between on both sides.
 ///
-/// Both go round all of their file: a few extents written again and again are no measure for extents
-/// that lie anywhere in it. With `read_beside` (half the memory) the raw path writes while another
+/// Both go round all of their extents: a few written again and again are no measure for others that lie
+/// anywhere in the files. With `read_beside` (half the memory) the raw path writes while another
 /// thread takes the checksums of as many bytes: what a machine's memory leaves of its rate.
 fn write_pair(
     store: &OneStore,

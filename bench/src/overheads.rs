@@ -4,7 +4,7 @@
 use crate::Failure;
 use crate::compression;
 use crate::machine::took;
-use crate::one_path::OneStore;
+use crate::one_path::{OneStore, parts};
 use crate::options::{Options, Scratch};
 use crate::raw::shared_path;
 use crate::table::{Figure, Spread, Table};
@@ -29,9 +29,13 @@ fn checksums(options: &Options, table: &Table) -> Result<(), Failure> {
     let path = shared_path(scratch.path())?;
     let with = OneStore::open(&path, bytes, CHUNK, true)?;
     let without = OneStore::open(&path, bytes, CHUNK, false)?;
-    // The first also commits memory and allocates space.
-    with.update()?;
-    without.update()?;
+    // In turns, so that every part of the drive holds some of each.
+    for part in parts((bytes / CHUNK) as usize, CHUNK) {
+        for store in [&with, &without] {
+            store.dirty(part.clone())?;
+            store.flush()?;
+        }
+    }
     let mut times = [Vec::new(), Vec::new()];
     options.repeat(PAIRS, || {
         for (update, times) in [false, true].into_iter().zip(&mut times) {

@@ -26,7 +26,7 @@ pub fn shared_path(dir: &Path) -> Result<Arc<FilePathStore>, Failure> {
     Ok(Arc::new(FilePathStore::open(&options, EngineChoice::Auto, Clock::system())?))
 }
 
-/// One path and frames to move; what is under way at a time is what all frames hold.
+/// One path and frames to move: reads have all of them under way, writes as many as keep the drive busy.
 #[derive(Debug)]
 pub struct Raw {
     path: Arc<FilePathStore>,
