@@ -251,7 +251,8 @@ fn one_size(options: &Options, table: &Table, chunk_mib: u64) -> Result<(), Fail
         prefetched.print(table, &case("load prefetched"), bytes, Some(0.95), cpu);
         write.print(table, &case("write-back"), bytes, Some(0.95), cpu);
         if sums.is_empty() {
-            table.push(&beside.rate(&case("write-back, raw beside sums"), bytes));
+            let figure = beside.rate(&case("write-back, raw beside sums"), bytes);
+            table.push(&figure.bar(Bar::Ratio(0.95)));
         }
         update.print(table, &case("load + write-back"), 2 * bytes, Some(0.95), cpu);
         put.print(table, &case("put"), bytes, None, cpu + 0.15);
