@@ -13,6 +13,7 @@ pub mod paths;
 pub mod peer;
 pub mod raw;
 pub mod recovery;
+pub mod share;
 pub mod small;
 pub mod soak;
 pub mod table;

@@ -8,14 +8,14 @@ use std::thread;
 
 use tensortier::storage::codec::Checksums;
 use tensortier::storage::dtype::DType;
-use tensortier::storage::path::FilePathStore;
 use tensortier::storage::store::{ObjectRef, Store};
 
 use crate::Failure;
 use crate::fio;
 use crate::machine::{Took, took};
 use crate::options::{Options, Scratch};
-use crate::raw::{Pass, Raw, shared_path};
+use crate::raw::{Pass, Raw};
+use crate::share::Share;
 use crate::table::{Bar, Figure, Spread, Table};
 
 const ROW: &str = "one-path";
@@ -28,6 +28,9 @@ const BUDGET: u64 = 512 * MIB;
 /// Bytes of one object of the copying verbs: small enough that the caller's buffer is no burden. Also
 /// what is written at a time, half of the memory.
 const PUT_BYTES: u64 = BUDGET / 2;
+
+/// Bytes that one of those that share a path lays out before the next has its turn.
+const TURN_BYTES: u64 = 64 * MIB;
 
 /// A store on one path, with one object of many chunks and some to put.
 #[derive(Debug)]
@@ -46,13 +49,13 @@ impl OneStore {
     /// # Errors
     /// Those of the store.
     pub fn open(
-        path: &Arc<FilePathStore>,
+        share: Arc<Share>,
         bytes: u64,
         chunk_bytes: u64,
         sums: bool,
     ) -> Result<Self, Failure> {
         let builder = Store::builder().host_budget(BUDGET).chunk_bytes(chunk_bytes);
-        let store = builder.checksums(sums).path_store(path.clone()).open()?;
+        let store = builder.checksums(sums).path_store(share).open()?;
         let object = store.create("object", DType::U8, &[bytes])?;
         let buffer = (0..PUT_BYTES / 8).flat_map(|i| (i * 0x9E37_79B9).to_le_bytes()).collect();
         Ok(OneStore { store, object, buffer, bytes, chunk_bytes, sums })
@@ -202,17 +205,20 @@ fn one_size(options: &Options, table: &Table, chunk_mib: u64) -> Result<(), Fail
     let (bytes, chunk) = (options.total_mib * MIB / PUT_BYTES * PUT_BYTES, chunk_mib * MIB);
     let scratch = Scratch::new(&options.dir(), &format!("one-{chunk_mib}"))?;
     let chunks = (bytes / chunk) as usize;
-    let path = shared_path(scratch.path())?;
-    let mut raw = Raw::new(path.clone(), chunk, chunks, (BUDGET / chunk) as usize)?;
-    let open = |sums| OneStore::open(&path, bytes, chunk, sums);
-    let stores = [open(true)?, open(false)?];
-    // In turns, so that every part of the drive holds some of each.
-    for (i, part) in parts(chunks, chunk).enumerate() {
+    let [raw, with, without] = Share::open(scratch.path())?;
+    let mut raw = Raw::new(raw, chunk, chunks, (BUDGET / chunk) as usize)?;
+    let open = |share, sums| OneStore::open(share, bytes, chunk, sums);
+    let stores = [open(with, true)?, open(without, false)?];
+    for part in turns(chunks, chunk) {
         raw.pass_over(part.clone(), Pass::Write)?;
         for store in &stores {
             store.dirty(part.clone())?;
-            store.put_one(i as u64)?;
             store.flush()?;
+        }
+        // The larger objects that are put as often as the chunks come to as many bytes.
+        let [first, end] = [part.start, part.end].map(|at| (at as u64 * chunk).div_ceil(PUT_BYTES));
+        for object in first..end {
+            stores.iter().try_for_each(|store| store.put_one(object))?;
         }
     }
     // Touched, or the first repeat would measure the page tables.
@@ -261,9 +267,15 @@ fn one_size(options: &Options, table: &Table, chunk_mib: u64) -> Result<(), Fail
     Ok(())
 }
 
-/// Returns the chunks in parts of half the memory.
-pub fn parts(chunks: usize, chunk_bytes: u64) -> impl Iterator<Item = Range<usize>> {
-    let at_once = (PUT_BYTES / chunk_bytes).max(1) as usize;
+/// Returns the chunks in the turns in which those that share a path lay theirs out, so that every
+/// part of the drive holds some of each.
+pub fn turns(chunks: usize, chunk_bytes: u64) -> impl Iterator<Item = Range<usize>> {
+    parts(chunks, chunk_bytes, TURN_BYTES)
+}
+
+/// Returns the chunks in parts of so many bytes, or of one chunk.
+fn parts(chunks: usize, chunk_bytes: u64, bytes: u64) -> impl Iterator<Item = Range<usize>> {
+    let at_once = (bytes / chunk_bytes).max(1) as usize;
     (0..chunks).step_by(at_once).map(move |first| first..chunks.min(first + at_once))
 }
 
@@ -298,7 +310,7 @@ fn write_pair(
         sum.seconds += took.seconds;
         sum.cpu += took.cpu;
     };
-    for (round, part) in parts(chunks, store.chunk_bytes).enumerate() {
+    for (round, part) in parts(chunks, store.chunk_bytes, PUT_BYTES).enumerate() {
         store.dirty(part.clone())?;
         let raw = || {
             thread::scope(|scope| {

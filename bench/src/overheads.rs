@@ -4,9 +4,9 @@
 use crate::Failure;
 use crate::compression;
 use crate::machine::took;
-use crate::one_path::{OneStore, parts};
+use crate::one_path::{OneStore, turns};
 use crate::options::{Options, Scratch};
-use crate::raw::shared_path;
+use crate::share::Share;
 use crate::table::{Figure, Spread, Table};
 
 const ROW: &str = "overheads";
@@ -26,11 +26,10 @@ pub fn run(options: &Options, table: &Table) -> Result<(), Failure> {
 fn checksums(options: &Options, table: &Table) -> Result<(), Failure> {
     let bytes = options.total_mib * MIB / CHUNK * CHUNK;
     let scratch = Scratch::new(&options.dir(), "overheads")?;
-    let path = shared_path(scratch.path())?;
-    let with = OneStore::open(&path, bytes, CHUNK, true)?;
-    let without = OneStore::open(&path, bytes, CHUNK, false)?;
-    // In turns, so that every part of the drive holds some of each.
-    for part in parts((bytes / CHUNK) as usize, CHUNK) {
+    let [with, without] = Share::open(scratch.path())?;
+    let with = OneStore::open(with, bytes, CHUNK, true)?;
+    let without = OneStore::open(without, bytes, CHUNK, false)?;
+    for part in turns((bytes / CHUNK) as usize, CHUNK) {
         for store in [&with, &without] {
             store.dirty(part.clone())?;
             store.flush()?;

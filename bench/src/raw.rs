@@ -1,35 +1,21 @@
-//! The yardstick: the path store alone, moving the same frames to and from the same files, without
-//! the store above it.
+//! The yardstick: the path store alone, moving the same frames to and from its share of the same
+//! files, without the store above it.
 
-use std::collections::VecDeque;
 use std::ops::Range;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use tensortier::storage::arena::{Arena, FillGuard, FrameMut, FrameRef};
-use tensortier::storage::clock::Clock;
 use tensortier::storage::id::Class;
-use tensortier::storage::io::EngineChoice;
-use tensortier::storage::path::{self, Extent, FilePathStore, PathStore};
+use tensortier::storage::path::{Extent, PathStore};
 
 use crate::Failure;
-
-/// Opens the path that the yardstick and the stores held against it share: what they do lies in the
-/// same files among each other's extents. In files of their own one side may get a part of the drive
-/// that is a quarter slower, for as long as it is open.
-///
-/// # Errors
-/// Those of the path.
-pub fn shared_path(dir: &Path) -> Result<Arc<FilePathStore>, Failure> {
-    let options = path::Path::new(dir);
-    Ok(Arc::new(FilePathStore::open(&options, EngineChoice::Auto, Clock::system())?))
-}
+use crate::share::Share;
 
 /// One path and frames to move: reads have all of them under way, writes as many as keep the drive busy.
 #[derive(Debug)]
 pub struct Raw {
-    path: Arc<FilePathStore>,
+    path: Arc<Share>,
     frames: Vec<Slot>,
     extents: Vec<Option<Extent>>,
     chunk_bytes: u64,
@@ -69,7 +55,7 @@ impl Raw {
     /// # Errors
     /// Those of the path, or that there is no memory.
     pub fn new(
-        path: Arc<FilePathStore>,
+        path: Arc<Share>,
         chunk_bytes: u64,
         chunks: usize,
         frames: usize,
@@ -103,7 +89,7 @@ impl Raw {
             return Err(format!("chunks {chunks:?} of {}", self.extents.len()).into());
         }
         let mut next = chunks.start;
-        let mut fresh: VecDeque<Option<Extent>> = VecDeque::new();
+        let mut fresh: Vec<Option<Extent>> = Vec::new();
         fresh.resize_with(self.extents.len(), || None);
         let mut under_way = 0;
         for _ in 0..chunks.len().min(self.at_once(pass)) {
@@ -136,8 +122,7 @@ impl Raw {
     }
 
     /// Returns how many chunks are moved at once. Writes keep the drive busy and no more, as those of
-    /// the store do: with as much reserved ahead as there are frames, the raw path would drift to
-    /// another part of the files than the store, which takes what is free first as it goes.
+    /// the store do.
     fn at_once(&self, pass: Pass) -> usize {
         match pass {
             Pass::Write => {
@@ -159,7 +144,7 @@ impl Raw {
         &mut self,
         chunk: usize,
         pass: Pass,
-        fresh: &mut VecDeque<Option<Extent>>,
+        fresh: &mut [Option<Extent>],
     ) -> Result<(), Failure> {
         let slot = self.frame_for(chunk).ok_or("no frame is at rest")?;
         if pass == Pass::Write {
@@ -181,7 +166,7 @@ impl Raw {
         &mut self,
         slot: usize,
         chunk: usize,
-        fresh: &mut VecDeque<Option<Extent>>,
+        fresh: &mut [Option<Extent>],
     ) -> Result<(), Failure> {
         let Slot::Here(frame) = std::mem::replace(&mut self.frames[slot], Slot::Moving) else {
             return Err("a frame is not at rest".into());
