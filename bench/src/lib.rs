@@ -7,6 +7,7 @@ pub mod lease;
 pub mod machine;
 pub mod one_gib;
 pub mod one_path;
+pub mod one_store;
 pub mod options;
 pub mod overheads;
 pub mod paths;

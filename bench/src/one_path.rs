@@ -2,167 +2,24 @@
 //! the raw path store moving the same frames (see `raw.rs`), in interleaved pairs.
 
 use std::hint::black_box;
-use std::ops::Range;
 use std::sync::Arc;
 use std::thread;
 
 use tensortier::storage::codec::Checksums;
-use tensortier::storage::dtype::DType;
-use tensortier::storage::store::{ObjectRef, Store};
+use tensortier::storage::path::FilePathStore;
 
 use crate::Failure;
 use crate::fio;
 use crate::machine::{Took, took};
+use crate::one_store::{BUDGET, OneStore, PUT_BYTES, turns};
 use crate::options::{Options, Scratch};
 use crate::raw::{Pass, Raw};
-use crate::share::Share;
+use crate::share::{Share, shared_path};
 use crate::table::{Bar, Figure, Spread, Table};
 
 const ROW: &str = "one-path";
 const MIB: u64 = 1 << 20;
 const PAIRS: usize = 5;
-
-/// Host memory of the store, and bytes of the raw path's frames.
-const BUDGET: u64 = 512 * MIB;
-
-/// Bytes of one object of the copying verbs: small enough that the caller's buffer is no burden. Also
-/// what is written at a time, half of the memory.
-const PUT_BYTES: u64 = BUDGET / 2;
-
-/// Bytes that one of those that share a path lays out before the next has its turn.
-const TURN_BYTES: u64 = 64 * MIB;
-
-/// A store on one path, with one object of many chunks and some to put.
-#[derive(Debug)]
-pub struct OneStore {
-    store: Store,
-    object: ObjectRef,
-    buffer: Vec<u8>,
-    bytes: u64,
-    chunk_bytes: u64,
-    sums: bool,
-}
-
-impl OneStore {
-    /// Opens a store. Nothing of its object was written yet.
-    ///
-    /// # Errors
-    /// Those of the store.
-    pub fn open(
-        share: Arc<Share>,
-        bytes: u64,
-        chunk_bytes: u64,
-        sums: bool,
-    ) -> Result<Self, Failure> {
-        let builder = Store::builder().host_budget(BUDGET).chunk_bytes(chunk_bytes);
-        let store = builder.checksums(sums).path_store(share).open()?;
-        let object = store.create("object", DType::U8, &[bytes])?;
-        let buffer = (0..PUT_BYTES / 8).flat_map(|i| (i * 0x9E37_79B9).to_le_bytes()).collect();
-        Ok(OneStore { store, object, buffer, bytes, chunk_bytes, sums })
-    }
-
-    /// Reads all chunks in order, as a declared schedule has them read ahead.
-    ///
-    /// # Errors
-    /// Those of the store.
-    pub fn load(&self) -> Result<(), Failure> {
-        self.declared(|chunk| {
-            self.store.lease_write(&self.object, chunk).wait()?;
-            Ok(())
-        })
-    }
-
-    /// Reads all chunks in order, prefetched.
-    ///
-    /// # Errors
-    /// Those of the store.
-    pub fn load_prefetched(&self) -> Result<(), Failure> {
-        self.store.prefetch(&self.object)?;
-        for chunk in 0..self.object.chunks() {
-            self.store.lease_read(&self.object, chunk).wait()?;
-        }
-        Ok(())
-    }
-
-    /// Reads all chunks, changes each, and has them written back, in the order of a schedule.
-    ///
-    /// # Errors
-    /// Those of the store.
-    pub fn update(&self) -> Result<(), Failure> {
-        self.declared(|chunk| {
-            let mut lease = self.store.lease_write(&self.object, chunk).wait()?;
-            lease[0] = lease[0].wrapping_add(1);
-            Ok(())
-        })?;
-        self.store.flush()?;
-        Ok(())
-    }
-
-    fn declared(&self, visit: impl Fn(u32) -> Result<(), Failure>) -> Result<(), Failure> {
-        let schedule = self.store.schedule();
-        schedule.declare(std::slice::from_ref(&self.object), &[], 2 * self.chunk_bytes)?;
-        for chunk in 0..self.object.chunks() {
-            visit(chunk)?;
-        }
-        Ok(())
-    }
-
-    /// Makes some of the chunks dirty in memory.
-    ///
-    /// # Errors
-    /// Those of the store.
-    pub fn dirty(&self, chunks: Range<usize>) -> Result<(), Failure> {
-        for chunk in chunks {
-            let mut lease = self.store.lease_write(&self.object, chunk as u32).wait()?;
-            lease[0] = lease[0].wrapping_add(1);
-        }
-        Ok(())
-    }
-
-    /// Writes what is dirty.
-    ///
-    /// # Errors
-    /// Those of the store.
-    pub fn flush(&self) -> Result<(), Failure> {
-        Ok(self.store.flush()?)
-    }
-
-    /// Moves everything out of memory.
-    ///
-    /// # Errors
-    /// Those of the store.
-    pub fn evict(&self) -> Result<(), Failure> {
-        for key in self.store.list("") {
-            self.store.evict(&key)?;
-        }
-        Ok(self.store.barrier()?)
-    }
-
-    /// Puts as many bytes as the object has, as objects of 256 MiB, until all are on the path.
-    ///
-    /// # Errors
-    /// Those of the store.
-    pub fn put(&self) -> Result<(), Failure> {
-        (0..self.bytes / PUT_BYTES).try_for_each(|i| self.put_one(i))?;
-        self.flush()
-    }
-
-    fn put_one(&self, i: u64) -> Result<(), Failure> {
-        self.store.put(&format!("put.{i}"), DType::U8, &[PUT_BYTES], &self.buffer)?;
-        Ok(())
-    }
-
-    /// Copies all that was put out of the store, one object over the other.
-    ///
-    /// # Errors
-    /// Those of the store.
-    pub fn get_into(&self, into: &mut [u8]) -> Result<(), Failure> {
-        for i in 0..self.bytes / PUT_BYTES {
-            self.store.get_into(&format!("put.{i}"), into)?;
-        }
-        Ok(())
-    }
-}
 
 /// Times of one thing done by the raw path and by the store.
 #[derive(Debug, Default)]
@@ -190,6 +47,31 @@ impl Pairs {
     }
 }
 
+/// What is held against each other on one path: it alone, a store with and one without checksums.
+///
+/// All is laid out in turns; who comes first is another one with each `first`. Laid out once more on
+/// the same path, each gets the places that another one had.
+fn lay_out(
+    path: &Arc<FilePathStore>,
+    bytes: u64,
+    chunk: u64,
+    first: usize,
+) -> Result<(Raw, [OneStore; 2]), Failure> {
+    let chunks = (bytes / chunk) as usize;
+    let mut raw = Raw::new(Share::of(path), chunk, chunks, (BUDGET / chunk) as usize)?;
+    let open = |sums| OneStore::open(Share::of(path), bytes, chunk, sums);
+    let stores = [open(true)?, open(false)?];
+    for part in turns(chunks, chunk) {
+        for side in 0..=stores.len() {
+            match (side + first) % (stores.len() + 1) {
+                0 => raw.pass_over(part.clone(), Pass::Write)?,
+                store => stores[store - 1].lay_out(part.clone())?,
+            }
+        }
+    }
+    Ok((raw, stores))
+}
+
 /// Measures the row.
 ///
 /// # Errors
@@ -204,30 +86,17 @@ pub fn run(options: &Options, table: &Table) -> Result<(), Failure> {
 fn one_size(options: &Options, table: &Table, chunk_mib: u64) -> Result<(), Failure> {
     let (bytes, chunk) = (options.total_mib * MIB / PUT_BYTES * PUT_BYTES, chunk_mib * MIB);
     let scratch = Scratch::new(&options.dir(), &format!("one-{chunk_mib}"))?;
-    let chunks = (bytes / chunk) as usize;
-    let [raw, with, without] = Share::open(scratch.path())?;
-    let mut raw = Raw::new(raw, chunk, chunks, (BUDGET / chunk) as usize)?;
-    let open = |share, sums| OneStore::open(share, bytes, chunk, sums);
-    let stores = [open(with, true)?, open(without, false)?];
-    for part in turns(chunks, chunk) {
-        raw.pass_over(part.clone(), Pass::Write)?;
-        for store in &stores {
-            store.dirty(part.clone())?;
-            store.flush()?;
-        }
-        // The larger objects that are put as often as the chunks come to as many bytes.
-        let [first, end] = [part.start, part.end].map(|at| (at as u64 * chunk).div_ceil(PUT_BYTES));
-        for object in first..end {
-            stores.iter().try_for_each(|store| store.put_one(object))?;
-        }
-    }
+    let path = shared_path(scratch.path())?;
     // Touched, or the first repeat would measure the page tables.
     let mut into = vec![1; PUT_BYTES as usize];
     let mut all: [[Pairs; 6]; 2] = Default::default();
     let mut beside = Pairs::default();
-    let mut own_first = false;
+    let mut repeat = 0;
     options.repeat(PAIRS, || {
-        own_first = !own_first;
+        // Anew each time: how fast a drive is depends on where things come to lie.
+        let (mut raw, stores) = lay_out(&path, bytes, chunk, repeat)?;
+        let own_first = repeat % 2 == 1;
+        repeat += 1;
         for (store, pairs) in stores.iter().zip(&mut all) {
             let [load, prefetched, write, update, put, get] = pairs;
             store.evict()?;
@@ -235,16 +104,16 @@ fn one_size(options: &Options, table: &Table, chunk_mib: u64) -> Result<(), Fail
             store.evict()?;
             let own = || store.load_prefetched();
             prefetched.0.push(pair(own_first, || raw.pass(Pass::Read), own)?);
-            write.0.push(write_pair(store, &mut raw, chunks, None)?);
-            if store.sums {
-                beside.0.push(write_pair(store, &mut raw, chunks, Some(&store.buffer))?);
+            write.0.push(write_pair(store, &mut raw, None)?);
+            if store.sums() {
+                beside.0.push(write_pair(store, &mut raw, Some(store.buffer()))?);
             }
             store.evict()?;
             update.0.push(pair(own_first, || raw.pass(Pass::Update), || store.update())?);
             put.0.push(pair(own_first, || raw.pass(Pass::Write), || store.put())?);
             store.evict()?;
             get.0.push(pair(own_first, || raw.pass(Pass::Read), || store.get_into(&mut into))?);
-            if into != store.buffer {
+            if into != store.buffer() {
                 return Err("get_into returned other bytes than were put".into());
             }
         }
@@ -265,18 +134,6 @@ fn one_size(options: &Options, table: &Table, chunk_mib: u64) -> Result<(), Fail
         get.print(table, &case("get_into"), bytes, None, cpu + 0.15);
     }
     Ok(())
-}
-
-/// Returns the chunks in the turns in which those that share a path lay theirs out, so that every
-/// part of the drive holds some of each.
-pub fn turns(chunks: usize, chunk_bytes: u64) -> impl Iterator<Item = Range<usize>> {
-    parts(chunks, chunk_bytes, TURN_BYTES)
-}
-
-/// Returns the chunks in parts of so many bytes, or of one chunk.
-fn parts(chunks: usize, chunk_bytes: u64, bytes: u64) -> impl Iterator<Item = Range<usize>> {
-    let at_once = (bytes / chunk_bytes).max(1) as usize;
-    (0..chunks).step_by(at_once).map(move |first| first..chunks.min(first + at_once))
 }
 
 /// Measures the raw path and the store, one right after the other. Which comes first changes from pair
@@ -302,7 +159,6 @@ fn pair(
 fn write_pair(
     store: &OneStore,
     raw: &mut Raw,
-    chunks: usize,
     read_beside: Option<&[u8]>,
 ) -> Result<(Took, Took), Failure> {
     let mut sum = (Took::default(), Took::default());
@@ -310,7 +166,7 @@ fn write_pair(
         sum.seconds += took.seconds;
         sum.cpu += took.cpu;
     };
-    for (round, part) in parts(chunks, store.chunk_bytes, PUT_BYTES).enumerate() {
+    for (round, part) in store.halves_of_memory().enumerate() {
         store.dirty(part.clone())?;
         let raw = || {
             thread::scope(|scope| {

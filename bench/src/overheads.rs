@@ -4,9 +4,9 @@
 use crate::Failure;
 use crate::compression;
 use crate::machine::took;
-use crate::one_path::{OneStore, turns};
+use crate::one_store::{OneStore, turns};
 use crate::options::{Options, Scratch};
-use crate::share::Share;
+use crate::share::{Share, shared_path};
 use crate::table::{Figure, Spread, Table};
 
 const ROW: &str = "overheads";
@@ -26,9 +26,9 @@ pub fn run(options: &Options, table: &Table) -> Result<(), Failure> {
 fn checksums(options: &Options, table: &Table) -> Result<(), Failure> {
     let bytes = options.total_mib * MIB / CHUNK * CHUNK;
     let scratch = Scratch::new(&options.dir(), "overheads")?;
-    let [with, without] = Share::open(scratch.path())?;
-    let with = OneStore::open(with, bytes, CHUNK, true)?;
-    let without = OneStore::open(without, bytes, CHUNK, false)?;
+    let path = shared_path(scratch.path())?;
+    let with = OneStore::open(Share::of(&path), bytes, CHUNK, true)?;
+    let without = OneStore::open(Share::of(&path), bytes, CHUNK, false)?;
     for part in turns((bytes / CHUNK) as usize, CHUNK) {
         for store in [&with, &without] {
             store.dirty(part.clone())?;

@@ -193,3 +193,9 @@ impl Raw {
         Ok(())
     }
 }
+
+impl Drop for Raw {
+    fn drop(&mut self) {
+        self.extents.drain(..).flatten().for_each(|extent| self.path.free(extent));
+    }
+}

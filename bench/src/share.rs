@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tensortier::storage::arena::{FrameSlice, FrameSliceMut};
@@ -19,10 +19,11 @@ use crate::Failure;
 
 /// One of those that share a path, to be held against each other.
 ///
-/// Parts of a drive may differ in speed by a third and for good. What the sharers lay out in turns
-/// lies among each other, and stays so: what one frees only it takes again, the longest free first, so
+/// Parts of a drive may differ in speed by a third, for good. What the sharers lay out in turns lies
+/// among each other, and stays so: what one frees only it takes again, the longest free first, so
 /// that a pass over its chunks goes over all of its places. Out of one pool, lowest first, some would
-/// come to have more of a slow part than others.
+/// come to have more of a slow part than others. What a share holds free when it is dropped goes back
+/// to the path, to be dealt anew.
 #[derive(Debug)]
 pub struct Share {
     path: Arc<FilePathStore>,
@@ -30,32 +31,43 @@ pub struct Share {
     free: Mutex<HashMap<u64, VecDeque<Extent>>>,
 }
 
+/// Opens a path to be shared.
+///
+/// # Errors
+/// Those of the path.
+pub fn shared_path(dir: &Path) -> Result<Arc<FilePathStore>, Failure> {
+    let options = path::Path::new(dir);
+    Ok(Arc::new(FilePathStore::open(&options, EngineChoice::Auto, Clock::system())?))
+}
+
 impl Share {
-    /// Opens a path in `dir` and returns shares of it.
-    ///
-    /// # Errors
-    /// Those of the path.
-    pub fn open<const SHARES: usize>(dir: &Path) -> Result<[Arc<Self>; SHARES], Failure> {
-        let options = path::Path::new(dir);
-        let path = FilePathStore::open(&options, EngineChoice::Auto, Clock::system())?;
-        let path = Arc::new(path);
-        let share = |_| Arc::new(Share { path: path.clone(), free: Mutex::default() });
-        Ok(std::array::from_fn(share))
+    /// Returns a share of a path that has no place yet.
+    pub fn of(path: &Arc<FilePathStore>) -> Arc<Self> {
+        Arc::new(Share { path: path.clone(), free: Mutex::default() })
+    }
+
+    fn free(&self) -> MutexGuard<'_, HashMap<u64, VecDeque<Extent>>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        let free = std::mem::take(&mut *self.free());
+        free.into_values().flatten().for_each(|extent| self.path.free(extent));
     }
 }
 
 impl PathStore for Share {
     fn reserve(&self, bytes: u64) -> Result<Extent, Errno> {
-        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        match free.get_mut(&bytes).and_then(VecDeque::pop_front) {
+        match self.free().get_mut(&bytes).and_then(VecDeque::pop_front) {
             Some(extent) => Ok(extent),
             None => self.path.reserve(bytes),
         }
     }
 
     fn free(&self, extent: Extent) {
-        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        free.entry(extent.bytes()).or_default().push_back(extent);
+        self.free().entry(extent.bytes()).or_default().push_back(extent);
     }
 
     fn write(&self, extent: &Extent, from: FrameSlice, class: Class, done: WriteDone) {
@@ -98,7 +110,8 @@ impl PathStore for Share {
         self.path.watch(tell);
     }
 
-    fn close(&self, grace: Duration) -> Result<(), CloseError> {
-        self.path.close(grace)
+    /// Leaves the path to the others; it closes when the last of them is gone.
+    fn close(&self, _: Duration) -> Result<(), CloseError> {
+        Ok(())
     }
 }
