@@ -81,9 +81,17 @@ impl Mover {
     /// Starts what write-backs can start. Returns whether one ended without being written, so that
     /// memory must be looked at again.
     pub(super) fn pump_writes(&mut self) -> bool {
-        let taken_back = self.pump_seal();
-        let refused = self.pump_place();
-        taken_back || refused
+        let mut unwritten = false;
+        loop {
+            let before = self.writing;
+            unwritten |= self.pump_seal();
+            unwritten |= self.pump_place();
+            // What was placed made room to seal more. No message would come to remind of that before
+            // a path has done all it has, if it answers several at once.
+            if self.writing == before {
+                return unwritten;
+            }
+        }
     }
 
     /// Keeps one chunk per path sealed ahead of its placement.
