@@ -46,28 +46,26 @@ impl Share {
         Arc::new(Share { path: path.clone(), free: Mutex::default() })
     }
 
-    fn free(&self) -> MutexGuard<'_, HashMap<u64, VecDeque<Extent>>> {
+    fn places(&self) -> MutexGuard<'_, HashMap<u64, VecDeque<Extent>>> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for Share {
     fn drop(&mut self) {
-        let free = std::mem::take(&mut *self.free());
+        let free = std::mem::take(&mut *self.places());
         free.into_values().flatten().for_each(|extent| self.path.free(extent));
     }
 }
 
 impl PathStore for Share {
     fn reserve(&self, bytes: u64) -> Result<Extent, Errno> {
-        match self.free().get_mut(&bytes).and_then(VecDeque::pop_front) {
-            Some(extent) => Ok(extent),
-            None => self.path.reserve(bytes),
-        }
+        let own = self.places().get_mut(&bytes).and_then(VecDeque::pop_front);
+        own.map_or_else(|| self.path.reserve(bytes), Ok)
     }
 
     fn free(&self, extent: Extent) {
-        self.free().entry(extent.bytes()).or_default().push_back(extent);
+        self.places().entry(extent.bytes()).or_default().push_back(extent);
     }
 
     fn write(&self, extent: &Extent, from: FrameSlice, class: Class, done: WriteDone) {
